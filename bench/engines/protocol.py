@@ -1,0 +1,184 @@
+"""The engine protocol: all that search, trial and launch know of an engine.
+
+A second engine (vLLM) is added by writing one more class with these methods; nothing outside ``bench/engines`` names
+an engine's flags, log lines or routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from bench.faults import LogReader
+
+Value: TypeAlias = bool | int | float | str | list[int]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the space.
+
+    Attributes:
+        values: by parameter name (a flag's destination, e.g. ``mem_fraction_static``, or an environment variable).
+            A parameter that is absent keeps the engine's default.
+    """
+
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """A candidate in canonical form: what the engine will really run.
+
+    Attributes:
+        flags: by the destination's name in this engine version, sorted; True is an on-flag, absent is the default.
+        env: environment variables, sorted.
+        rewrites: what was changed against the candidate, one sentence each.
+    """
+
+    flags: tuple[tuple[str, Value], ...]
+    env: tuple[tuple[str, str], ...] = ()
+    rewrites: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits, equal for equal configurations, over runs and machines."""
+        text = json.dumps([self.flags, self.env], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Refused(Exception):
+    """The engine would refuse this candidate at its command line; the message is the reason, the flags it names."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """How to start a server: an argument list (never a shell line) and what to add to the environment."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One argument that the server reports otherwise than it was asked for."""
+
+    name: str
+    asked: str
+    seen: str
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What real launches taught about this host; None where it is not known yet and has to be forecast.
+
+    Attributes:
+        available_bytes: free GPU memory before weights are loaded.
+        weight_bytes, draft_weight_bytes: of the target and of the draft model.
+        runtime_bytes: what start-up needed beyond weights and pools (graphs, draft's pool, activations).
+    """
+
+    available_bytes: float | None = None
+    weight_bytes: float | None = None
+    draft_weight_bytes: float | None = None
+    runtime_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a configuration before it is launched.
+
+    Attributes:
+        verdict: ``fits``, ``edge`` (launch and see), ``does_not_fit`` or ``refused`` (by the engine's own rules).
+        margin_bytes: memory left in the tightest place; negative is missing.
+        split_bytes: memory by use (weights, draft_weights, kv_pool, draft_kv_pool, state_cache, draft_state, graphs,
+            activations, slack).
+        reasons: one sentence each, naming the flags.
+    """
+
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    margin_bytes: float | None = None
+    kv_tokens: int | None = None
+    state_slots: int | None = None
+    max_running_requests: int | None = None
+    host_bytes: float | None = None
+    split_bytes: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What a server's log told about its start; None where the log did not say.
+
+    Attributes:
+        max_running_requests: the effective one.
+        graph_bytes: of all captured graphs together.
+        available_after_start_bytes: free GPU memory when it began to serve.
+        warnings: lines in which the engine said that it changed something.
+        retractions: requests that were thrown back into the queue for want of memory.
+    """
+
+    available_bytes: float | None = None
+    weight_bytes: float | None = None
+    draft_weight_bytes: float | None = None
+    kv_tokens: int | None = None
+    kv_bytes: float | None = None
+    draft_kv_bytes: float | None = None
+    state_slots: int | None = None
+    state_bytes: float | None = None
+    max_running_requests: int | None = None
+    graph_bytes: float | None = None
+    available_after_pools_bytes: float | None = None
+    available_after_start_bytes: float | None = None
+    warnings: tuple[str, ...] = ()
+    retractions: int = 0
+
+
+@dataclass(frozen=True)
+class ServerCounters:
+    """The server's own counters at one moment, for comparison with the client's; None where it does not tell."""
+
+    generated_tokens: float | None = None
+    retractions: float | None = None
+    running_requests: float | None = None
+
+
+class Engine(Protocol):
+    """What the harness asks of an engine. ``version`` is the installed one, else the one that the experiment names."""
+
+    name: str
+    version: str
+    simulated: bool
+
+    def problems(self, flags: Mapping[str, Value]) -> list[str]:
+        """Say what is wrong with flag names and values, one sentence each, with the closest name or the choices."""
+
+    def canonical(self, candidate: Candidate) -> ServerConfig:
+        """Apply the engine's silent rewrites, so that equal servers are equal values.
+
+        Raises:
+            Refused: when the engine would reject it before it allocates anything.
+        """
+
+    def forecast(self, config: ServerConfig, calibration: Calibration) -> Forecast:
+        """Forecast memory and effective limits."""
+
+    def command(self, config: ServerConfig, *, port: int, served_model_name: str) -> Command:
+        """The command that launches it on the loopback address."""
+
+    def log_reader(self) -> LogReader:
+        """A fresh reader of one server's log."""
+
+    def facts(self, lines: Iterable[str]) -> LaunchFacts:
+        """Read the facts of a start from a log."""
+
+    def differences(
+        self, config: ServerConfig, server_info: Mapping[str, object], *, served_model_name: str
+    ) -> tuple[Difference, ...]:
+        """Compare what a server reports about itself with what was asked; empty when it is the same."""
+
+    def counters(self, metrics_text: str) -> ServerCounters:
+        """Read the server's own counters from its metrics page."""
