@@ -50,7 +50,7 @@ class ServerConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The engine would refuse this candidate at its command line; the message is the reason, the flags it names."""
 
 
@@ -160,7 +160,7 @@ class Engine(Protocol):
         """Apply the engine's silent rewrites, so that equal servers are equal values.
 
         Raises:
-            Refused: when the engine would reject it before it allocates anything.
+            RefusedError: when the engine would reject it before it allocates anything.
         """
 
     def forecast(self, config: ServerConfig, calibration: Calibration) -> Forecast:
