@@ -18,11 +18,13 @@ class EngineSpec:
         python: interpreter that has the engine; None is the one that runs the harness.
         command: argument list that takes the place of ``python -m sglang.launch_server`` (a container, a wrapper).
         version: used where no engine is installed (and by the simulator, which then behaves like it).
-        flags: fixed flags of every launch, by destination name.
+        flags: of every launch, by destination name; a parameter of the space takes the place of its flag here.
         env: fixed environment variables.
         start_timeout_s: from launch to ready, at most; ``stall_timeout_s``: without any progress.
         time_scale: simulator only: virtual seconds per second.
         faults: simulator only: failures on demand, by name.
+        simulated_acceptance: chance of each drafted token in turn to be accepted, for dummy weights, which would accept
+            nothing; the engine is told to simulate it. None: acceptance is real.
     """
 
     name: str
@@ -36,6 +38,7 @@ class EngineSpec:
     stop_timeout_s: float = 60.0
     time_scale: float = 1.0
     faults: tuple[str, ...] = ()
+    simulated_acceptance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    """Parameters, constraints between them (``a <= 2 * b + 1``), known recipes to try early, the baseline's values."""
+    """Parameters, constraints between them (``a <= 2 * b + 1``), known recipes to try early, the baseline's values.
+
+    Attributes:
+        tried: configurations that somebody tried by hand; ``bench.check`` says what becomes of each, nothing more.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     constraints: tuple[str, ...] = ()
     recipes: tuple[Mapping[str, Value], ...] = ()
     baseline: Mapping[str, Value] = field(default_factory=dict)
+    tried: tuple[Mapping[str, Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,7 @@ class SearchSpec:
         forecast: ``off``, ``advise`` (record it, launch anyway) or ``prune`` (do not launch what cannot fit).
         finalists: how many are measured again beside the baseline; finalist_rounds: how often, in turns.
         max_same_failures: the sweep stops after this many launches in a row that died of one cause.
+        require_baseline: the sweep stops when the baseline itself fails.
     """
 
     trials: int = 20
@@ -191,7 +200,8 @@ class SearchSpec:
     finalists: int = 2
     finalist_rounds: int = 2
     tie_relative: float = 0.01
-    max_same_failures: int = 5
+    max_same_failures: int = 8
+    require_baseline: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,186 @@
+"""Finalists: the best few and the baseline, measured again in turns, and what may be said of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from bench.engines.protocol import Candidate, ServerConfig
+from bench.experiment import Experiment
+from bench.load.measurement import Interval
+from bench.outcome import OutcomeKind
+from bench.records import TrialRecord
+from bench.search import objective
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One finalist after its rounds.
+
+    Attributes:
+        values: of the objective, one per round that succeeded.
+        value: their mean with its interval, or with one round the interval of that measurement.
+        gain: relative to the baseline, larger is better whatever the metric; None for the baseline itself.
+        settings: how many flags and variables it sets beyond the baseline's.
+    """
+
+    config: ServerConfig
+    candidate: Candidate
+    baseline: bool
+    trial: int
+    values: tuple[float, ...]
+    value: Interval
+    gain: Interval | None
+    settings: int
+    meets_limits: bool
+    excess: tuple[tuple[str, float], ...]
+
+
+def choose(experiment: Experiment, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The baseline and the best few of the search, best first; those that meet the limits come before the others."""
+    scored = []
+    for record in records:
+        score = objective.score(experiment, record.measurements)
+        if record.outcome.kind is not OutcomeKind.COMPLETE or score is None or record.role == "baseline":
+            continue
+        order = -score.value if objective.maximized(experiment.objective) else score.value
+        worst = max((amount for _, amount in score.excess), default=0.0)
+        scored.append((not score.meets_limits, 0.0 if score.meets_limits else worst, order, record.number, record))
+    best = [item[-1] for item in sorted(scored, key=lambda item: item[:-1])[: experiment.search.finalists]]
+    baseline = [record for record in records if record.role == "baseline" and record.value is not None][:1]
+    return baseline + best
+
+
+def turns(experiment: Experiment, chosen: Sequence[TrialRecord]) -> Iterator[tuple[int, TrialRecord]]:
+    """Round and record, in turns (A B C A B C), so that a drift of the machine meets all alike."""
+    for number in range(1, experiment.search.finalist_rounds + 1):
+        for record in chosen:
+            yield number, record
+
+
+def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequence[TrialRecord]) -> list[Standing]:
+    """What the fresh measurements say, best first. The search's own values are not used: the best of many noisy
+    values is too good to be true (winner's curse), so the choice falls on fresh ones.
+
+    With two rounds or more the spread between launches is pooled over all finalists (relative standard deviation,
+    equal variances assumed) and a t interval taken from it; it holds what a window's own interval cannot see, the
+    difference from launch to launch. With one round only the window's interval is left, and the method says so.
+    """
+    groups = {
+        record.config.key: [item for item in again if item.config.key == record.config.key and item.value is not None]
+        for record in chosen
+    }
+    spread, freedom = _pooled([[item.value or 0.0 for item in group] for group in groups.values()])
+    baseline_values: list[float] = []
+    rows: list[Standing] = []
+    for record in chosen:
+        group = groups[record.config.key]
+        if not group:
+            continue
+        values = [item.value for item in group if item.value is not None]
+        value = _interval(experiment, values, group, spread, freedom)
+        is_baseline = record.role == "baseline"
+        if is_baseline:
+            baseline_values = values
+        gain = None
+        if not is_baseline and baseline_values:
+            gain = _gain(experiment, value, rows[0].value, len(values), len(baseline_values), spread, freedom)
+        scores = [score for item in group if (score := objective.score(experiment, item.measurements)) is not None]
+        excess = _mean_excess(scores)
+        rows.append(
+            Standing(
+                config=record.config,
+                candidate=record.candidate,
+                baseline=is_baseline,
+                trial=record.number,
+                values=tuple(values),
+                value=value,
+                gain=gain,
+                settings=len(record.candidate.values),
+                meets_limits=all(amount <= 0 for _, amount in excess),
+                excess=excess,
+            )
+        )
+    sign = -1 if objective.maximized(experiment.objective) else 1
+    return sorted(rows, key=lambda row: (not row.meets_limits, sign * row.value.mean))
+
+
+def winner(experiment: Experiment, rows: Sequence[Standing]) -> tuple[Standing, tuple[Standing, ...]] | None:
+    """The configuration to ship, and those that are tied with it.
+
+    Of all that lie within ``search.tie_relative`` of the best the one with the fewest settings wins; where the gain of
+    the best over the baseline cannot be told from nothing, the baseline does.
+    """
+    meeting = [row for row in rows if row.meets_limits] or list(rows)
+    if not meeting:
+        return None
+    best = meeting[0]
+    tied = [
+        row
+        for row in meeting
+        if abs(row.value.mean / best.value.mean - 1) <= experiment.search.tie_relative
+        or (row.baseline and best.gain is not None and best.gain.low <= 0)
+    ]
+    first = min(tied, key=lambda row: (not row.baseline, row.settings, meeting.index(row)))
+    return first, tuple(row for row in tied if row is not first)
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Relative standard deviation between launches of one configuration, pooled, with its degrees of freedom."""
+    squares, freedom = 0.0, 0
+    for values in groups:
+        if len(values) > 1:
+            mean = statistics.fmean(values)
+            squares += sum((value / mean - 1) ** 2 for value in values)
+            freedom += len(values) - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
+
+
+def _interval(
+    experiment: Experiment, values: Sequence[float], group: Sequence[TrialRecord], spread: float, freedom: int
+) -> Interval:
+    mean = statistics.fmean(values)
+    if freedom:
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * spread * mean / math.sqrt(len(values))
+        return Interval(mean, mean - half, mean + half, f"t over {len(values)} launches, pooled, {freedom} df")
+    for measurement in group[0].measurements:
+        if measurement.concurrency == objective.level(experiment):
+            interval = measurement.output_tok_per_s
+            if experiment.objective.metric == "output_tok_per_s":
+                return Interval(interval.mean, interval.low, interval.high, f"one launch: {interval.method}")
+    return Interval(mean, -math.inf, math.inf, "one launch, no interval")
+
+
+def _gain(
+    experiment: Experiment,
+    value: Interval,
+    baseline: Interval,
+    rounds: int,
+    baseline_rounds: int,
+    spread: float,
+    freedom: int,
+) -> Interval:
+    """Relative gain with the interval of the ratio, by the delta method on independent relative errors."""
+    ratio = value.mean / baseline.mean
+    if freedom:
+        relative = (
+            float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * spread * math.sqrt(1 / rounds + 1 / baseline_rounds)
+        )
+    else:
+        relative = math.hypot(value.relative_half_width, baseline.relative_half_width)
+    if objective.maximized(experiment.objective):
+        gain = ratio - 1
+        return Interval(gain, gain - relative * ratio, gain + relative * ratio, value.method)
+    gain = 1 - ratio
+    return Interval(gain, gain - relative * ratio, gain + relative * ratio, value.method)
+
+
+def _mean_excess(scores: Sequence[objective.Score]) -> tuple[tuple[str, float], ...]:
+    names = [name for name, _ in scores[0].excess] if scores else []
+    return tuple((name, statistics.fmean(dict(score.excess)[name] for score in scores)) for name in names)

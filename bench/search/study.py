@@ -1,0 +1,273 @@
+"""Study: asks Optuna for candidates, tells it what became of them, and goes on where an earlier process stopped.
+
+``trials.jsonl`` is the truth. The Optuna journal is made anew from it at every start, so that whatever a kill left in
+the journal (a half-written line, a stale lock, a trial that nobody will finish) cannot matter, and no value can come to
+stand beside parameters that it was not measured with.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig
+from bench.experiment import Experiment
+from bench.outcome import Cause, Outcome, OutcomeKind, Phase
+from bench.records import RunFolder, TrialRecord
+from bench.search import feasibility, objective
+from bench.search.space import Space
+
+# Asks that may give nothing new before the space is taken for exhausted. TPE repeats itself near the end of a small
+# space; random sampling then finds what is left.
+MAX_ASKS = 64
+MAX_RANDOM_DRAWS = 2000
+# Random trials before TPE models anything. Ten, Optuna's default, would be half of a usual budget of launches.
+STARTUP_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate to run.
+
+    Attributes:
+        skip: set when it is not to be launched, and why.
+        trial: the open Optuna trial, None where the candidate is no point of the space.
+    """
+
+    number: int
+    role: str
+    candidate: Candidate
+    config: ServerConfig
+    forecast: Forecast | None = None
+    skip: Outcome | None = None
+    trial: Trial | None = None
+
+
+class Study:
+    """The search of one run.
+
+    Args:
+        records: of the run so far, in order; they are told to a fresh Optuna study in ``folder.journal``.
+        interrupted: role and candidate of trials that were begun and never finished; they are asked for first.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        engine: Engine,
+        space: Space,
+        folder: RunFolder,
+        records: Sequence[TrialRecord],
+        interrupted: Sequence[tuple[str, Candidate]] = (),
+    ) -> None:
+        self._experiment = experiment
+        self._engine = engine
+        self._space = space
+        self.records: list[TrialRecord] = []
+        self.calibration = Calibration()
+        self._seen: dict[str, int] = {}
+        self._study = _create(folder.journal, experiment, len(records))
+        self._queue = deque([("baseline", Candidate(dict(experiment.space.baseline))), *interrupted])
+        self._queue.extend(("recipe", Candidate(dict(recipe))) for recipe in experiment.space.recipes)
+        for record in records:
+            self._remember(record)
+            if record.optuna_number is not None:
+                self._study.add_trial(_frozen(record, self._space, experiment))
+
+    @property
+    def launches(self) -> int:
+        """Launches that count against the budget."""
+        return sum(1 for record in self.records if launched(record) and record.outcome.counts)
+
+    @property
+    def incumbent(self) -> float | None:
+        """The best value so far among those that meet the limits."""
+        values = [
+            record.value
+            for record in self.records
+            if record.value is not None
+            and record.outcome.kind is OutcomeKind.COMPLETE
+            and (scored := objective.score(self._experiment, record.measurements)) is not None
+            and scored.meets_limits
+        ]
+        if not values:
+            return None
+        return max(values) if objective.maximized(self._experiment.objective) else min(values)
+
+    def ask(self) -> Proposal | None:
+        """The next candidate that was not seen before, the baseline first; None when nothing is left."""
+        while self._queue:
+            role, candidate = self._queue.popleft()
+            proposal = self._propose(role, candidate, self._open(candidate))
+            if proposal is not None:
+                return proposal
+        for _ in range(MAX_ASKS):
+            trial = self._study.ask()
+            proposal = self._propose("search", self._space.suggest(trial), trial)
+            if proposal is not None:
+                return proposal
+        for candidate in self._space.sample(MAX_RANDOM_DRAWS, seed=self._experiment.search.seed + len(self.records)):
+            if self._is_new(candidate):
+                proposal = self._propose("search", candidate, self._open(candidate))
+                if proposal is not None:
+                    return proposal
+        return None
+
+    def tell(self, proposal: Proposal, record: TrialRecord) -> None:
+        """Take the outcome of a proposal in. An interruption or an infrastructure failure teaches nothing."""
+        self._remember(record)
+        if proposal.trial is None:
+            return
+        if not record.outcome.counts:
+            self._study.tell(proposal.trial, state=TrialState.FAIL)
+            return
+        for key, value in constraints(record, self._experiment).items():
+            proposal.trial.set_constraint(key, value)
+        proposal.trial.set_user_attr("record", record.number)
+        proposal.trial.set_user_attr("outcome", f"{record.outcome.kind}: {record.outcome.cause}")
+        if record.value is None:
+            self._study.tell(proposal.trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(proposal.trial, record.value)
+
+    def _propose(self, role: str, candidate: Candidate, trial: Trial | None) -> Proposal | None:
+        """A proposal if the candidate is a server that was not seen yet, else None."""
+        number = len(self.records)
+        try:
+            config = self._engine.canonical(candidate)
+        except RefusedError as error:
+            config = ServerConfig(tuple(sorted(candidate.values.items())))
+            if config.key in self._seen:
+                return self._drop(trial)
+            skip = Outcome(OutcomeKind.REJECTED, Cause.CONFIG_INCOMPATIBLE, Phase.FORECAST, str(error))
+            forecast = Forecast("refused", (str(error),))
+            launch_anyway = self._experiment.search.forecast != "prune"
+            return Proposal(number, role, candidate, config, forecast, None if launch_anyway else skip, trial)
+        if config.key in self._seen:
+            return self._drop(trial)
+        forecast_, skip_ = self._foresee(candidate, config, role)
+        return Proposal(number, role, candidate, config, forecast_, skip_, trial)
+
+    def _foresee(self, candidate: Candidate, config: ServerConfig, role: str) -> tuple[Forecast | None, Outcome | None]:
+        if self._experiment.search.forecast == "off":
+            return None, None
+        forecast = self._engine.forecast(config, self.calibration)
+        if self._experiment.search.forecast != "prune" or role == "baseline":
+            return forecast, None
+        if forecast.verdict == "does_not_fit":
+            return forecast, Outcome(
+                OutcomeKind.INFEASIBLE, Cause.FORECAST, Phase.FORECAST, "; ".join(forecast.reasons)
+            )
+        repeated = feasibility.dominating(candidate, self.records, self._experiment.space)
+        if repeated is not None:
+            detail = f"needs no less memory than trial {repeated.number}, which ended as {repeated.outcome.cause}"
+            return forecast, Outcome(OutcomeKind.INFEASIBLE, Cause.DOMINATED, Phase.FORECAST, detail)
+        return forecast, None
+
+    def retry(self, proposal: Proposal) -> None:
+        """Ask for this candidate once more, before any other."""
+        self._queue.appendleft((proposal.role, proposal.candidate))
+
+    def _is_new(self, candidate: Candidate) -> bool:
+        try:
+            return self._engine.canonical(candidate).key not in self._seen
+        except RefusedError:
+            return False
+
+    def _open(self, candidate: Candidate) -> Trial | None:
+        """An Optuna trial with exactly these values, None where the candidate is no point of the space."""
+        if not self._space.contains(candidate):
+            return None
+        self._study.enqueue_trial(self._space.parameters_of(candidate))
+        trial = self._study.ask()
+        self._space.suggest(trial)
+        return trial
+
+    def _drop(self, trial: Trial | None) -> None:
+        if trial is not None:
+            trial.set_user_attr("outcome", "duplicate")
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    def _remember(self, record: TrialRecord) -> None:
+        self.records.append(record)
+        if record.outcome.counts:
+            self._seen.setdefault(record.config.key, record.number)
+        self.calibration = calibrated(self.calibration, record)
+
+
+def launched(record: TrialRecord) -> bool:
+    return record.outcome.phase is not Phase.FORECAST
+
+
+def calibrated(calibration: Calibration, record: TrialRecord) -> Calibration:
+    """What is known of this host after one more launch; a simulated launch calibrates simulated ones, as it should."""
+    facts = record.facts
+    if facts is None:
+        return calibration
+    return replace(
+        calibration,
+        available_bytes=facts.available_bytes or calibration.available_bytes,
+        weight_bytes=facts.weight_bytes or calibration.weight_bytes,
+        draft_weight_bytes=facts.draft_weight_bytes or calibration.draft_weight_bytes,
+    )
+
+
+def constraints(record: TrialRecord, experiment: Experiment) -> dict[str, float]:
+    """Constraint values of a trial for Optuna; positive is violated.
+
+    Feasibility is kept apart from the value, so that a good region beside the edge of memory is not taken for a bad
+    one. Every trial of a run carries the same keys.
+    """
+    kind = record.outcome.kind
+    values = {
+        "fits": 1.0 if kind is OutcomeKind.INFEASIBLE else 0.0,
+        "runs": 0.0 if kind in (OutcomeKind.COMPLETE, OutcomeKind.PRUNED, OutcomeKind.INFEASIBLE) else 1.0,
+    }
+    scored = objective.score(experiment, record.measurements)
+    for name in experiment.objective.limits:
+        excess = dict(scored.excess) if scored else {}
+        values[name] = min(excess.get(name, 0.0), 10.0)
+    return values
+
+
+def _create(journal: Path, experiment: Experiment, told: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    for leftover in journal.parent.glob(journal.name + "*"):
+        leftover.unlink()
+    seed = experiment.search.seed + told  # a resumed search must not draw the same points again
+    sampler: optuna.samplers.BaseSampler
+    if experiment.search.sampler == "random":
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+    elif experiment.search.sampler == "gp":
+        sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+    else:
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, group=True)
+    return optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(journal))),
+        study_name=experiment.name,
+        sampler=sampler,
+        direction="maximize" if objective.maximized(experiment.objective) else "minimize",
+    )
+
+
+def _frozen(record: TrialRecord, space: Space, experiment: Experiment) -> FrozenTrial:
+    values = space.parameters_of(record.candidate)
+    distributions: dict[str, BaseDistribution] = {name: space.distributions[name] for name in values}
+    return optuna.trial.create_trial(
+        state=TrialState.PRUNED if record.value is None else TrialState.COMPLETE,
+        value=record.value,
+        params=values,
+        distributions=distributions,
+        constraints=constraints(record, experiment),
+        user_attrs={"record": record.number, "outcome": f"{record.outcome.kind}: {record.outcome.cause}"},
+    )
