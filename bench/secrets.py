@@ -1,0 +1,137 @@
+"""Secrets: keeps tokens, keys and passwords out of every file, by the name they go under and by their value.
+
+Standard library only, since the guard of a launch imports it without site-packages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+REDACTED = "[redacted]"
+
+# A value this short is a word like "none" or "1", and taking it out of a text would only garble the text.
+_SHORTEST_SECRET = 6
+
+_ALWAYS_SECRET = frozenset({"PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"})
+_KEY_OF = frozenset({"API", "ACCESS", "ADMIN", "AUTH", "ENCRYPTION", "LICENSE", "MASTER", "PRIVATE", "SIGNING", "SSH"})
+# What a model's token is called, as opposed to an access token.
+_SPECIAL_TOKENS = frozenset({"BOS", "CLS", "EOS", "MASK", "PAD", "SEP", "SPECIAL", "START", "END", "STOP", "UNK"})
+_COUNTED_TOKENS = frozenset({"DRAFT", "EACH", "FIRST", "INPUT", "LAST", "MAX", "MIN", "NEXT", "NUM", "OUTPUT", "PER"})
+# `--something-token 4`, `token=true`: a setting.
+_SETTING = re.compile(r"[-+\d.,\s]*|true|false|none|null|yes|no|on|off", re.IGNORECASE)
+
+# Secrets that show by their form: Hugging Face, OpenAI-like, GitHub, GitLab, AWS, Slack, NVIDIA, a bearer header, a
+# password in a URL. A digit is asked for where a plain word could look the same.
+_FORMS = re.compile(
+    r"""
+    \bhf_(?:[A-Za-z]{30,}|(?=[A-Za-z]*\d)[A-Za-z0-9]{12,})
+    | \bsk-(?=[\w-]*\d)[\w-]{16,}
+    | \bgh[oprsu]_[A-Za-z0-9]{20,}
+    | \bgithub_pat_\w{20,}
+    | \bglpat-[\w-]{16,}
+    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | \bxox[abprs]-[\w-]{10,}
+    | \bnvapi-[\w-]{16,}
+    | (?<=\bBearer\s)[\w.~+/=-]{8,}
+    | (?<=://)[^\s/:@'"]*:[^\s/@'"]+(?=@)
+    """,
+    re.VERBOSE,
+)
+# NAME=value, name: value, name='value', "name": "value", and --flag value.
+_ASSIGNMENT = re.compile(
+    r"""
+    (?P<name>(?<![\w-])-{0,2}[A-Za-z_][\w-]*)
+    (?P<between>(?P<quote>['"]?)\s*[=:](?!=)\s*)
+    (?P<value>'[^'\n]*'|"[^"\n]*"|[^\s,;)}\]'"]+)
+    | (?P<flag>(?<![\w-])--[A-Za-z][\w-]*)(?P<space>[ \t]+)(?P<argument>'[^'\n]*'|"[^"\n]*"|[^\s'"-][^\s'"]*)
+    """,
+    re.VERBOSE,
+)
+_WORD_BOUNDARY = re.compile(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])")
+
+
+def is_secret(name: str, value: str | None = None) -> bool:
+    """Whether what goes under this name (environment variable, flag, field) must not be written down.
+
+    ``HF_TOKEN``, ``--admin-api-key`` and ``db_password`` are; ``max_total_tokens``, ``--tokenizer-path`` and
+    ``--ssl-keyfile`` (a path) are not.
+    """
+    words = [word.upper() for word in _WORD_BOUNDARY.split(name) if word]
+    if not words:
+        return False
+    pairs = list(itertools.pairwise(words))
+    if not _ALWAYS_SECRET.isdisjoint(words) or any(last == "KEY" and of in _KEY_OF for of, last in pairs):
+        return True
+    if words[-1] == "KEY":
+        return len(words) > 1 and name.isupper()  # KAGGLE_KEY, but not sort_key
+    if words[-1] not in ("TOKEN", "AUTHORIZATION") or (pairs and pairs[-1][0] in _SPECIAL_TOKENS | _COUNTED_TOKENS):
+        return False
+    return value is None or not _SETTING.fullmatch(value)
+
+
+def secret_values(environment: Mapping[str, str], argv: Sequence[str] = ()) -> frozenset[str]:
+    """The values that stand under secret names, to be looked for wherever text is written."""
+    named = [*environment.items(), *_flag_values(argv)]
+    return frozenset(value for name, value in named if len(value) >= _SHORTEST_SECRET and is_secret(name, value))
+
+
+def redact_text(text: str, values: Iterable[str] | None = None) -> str:
+    """Take secrets out of a text, line by line: the number of lines stays.
+
+    Args:
+        values: secrets that are known by value; by default those in this process's environment.
+    """
+    for value in sorted(secret_values(os.environ) if values is None else values, key=len, reverse=True):
+        text = text.replace(value, REDACTED)
+    text = _ASSIGNMENT.sub(_redact_assignment, text)
+    return _FORMS.sub(REDACTED, text)
+
+
+def redact_argv(argv: Sequence[str], values: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Take secrets out of an argument list, which keeps its length."""
+    redacted: list[str] = []
+    previous = ""
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        if previous.startswith("--") and not argument.startswith("--") and is_secret(previous, argument):
+            redacted.append(REDACTED)
+        elif argument.startswith("-") and equals and is_secret(name, value):
+            redacted.append(f"{name}={REDACTED}")
+        else:
+            redacted.append(redact_text(argument, values))
+        previous = "" if equals else argument
+    return tuple(redacted)
+
+
+def redact_env(environment: Mapping[str, str], values: Iterable[str] | None = None) -> dict[str, str]:
+    """Take secrets out of environment variables; the names stay."""
+    return {
+        name: REDACTED if value and is_secret(name, value) else redact_text(value, values)
+        for name, value in environment.items()
+    }
+
+
+def _flag_values(argv: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [(name, value) for name, equals, value in (argument.partition("=") for argument in argv) if equals]
+    followers = itertools.pairwise(argv)
+    return pairs + [(flag, value) for flag, value in followers if flag.startswith("--") and not value.startswith("--")]
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    name = match["name"] or match["flag"]
+    value = match["value"] or match["argument"]
+    bare = value.strip("'\"").rstrip("]")
+    absent = bare in (
+        "",
+        "None",
+        "null",
+        name.lstrip("-").upper().replace("-", "_"),
+    )  # the last: a usage text's metavar
+    prose = name in ("token", "Token")  # "Unexpected token: 'x'"
+    if absent or prose or not is_secret(name, bare):
+        return match[0]
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{name}{match['between'] or match['space']}{quote}{REDACTED}{quote}"
