@@ -1,0 +1,384 @@
+"""Answer: what a run found, in words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import words
+from analysis.figures.style import KINDS, origins
+from analysis.frames import Run, advice_text, interval_of, measurement_at, meets_limits, metric_interval
+from analysis.standing import Standing, baseline, best, best_so_far, measured, settings, standings, value_text
+from bench.load.measurement import Interval, Measurement
+from bench.outcome import OutcomeKind
+from bench.records import TrialRecord
+
+# A baseline that moved more than this between the search and the finalists says that the machine did.
+DRIFT_RELATIVE = 0.05
+PARALLEL_FLAGS = ("tp_size", "pp_size", "dp_size", "tensor_parallel_size", "pipeline_parallel_size")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a run.
+
+    Attributes:
+        state: ``done``, ``running`` (or stopped before its end) or ``failed`` (nothing could be measured).
+        headline: one sentence.
+        sentences: what it means: load, limits, certainty, cost, or why there is none.
+    """
+
+    state: str
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def answer(run: Run) -> Answer:
+    """What the run found, whatever state it is in."""
+    if not run.records:
+        return Answer("running", "No trial has ended yet.", ("The folder holds an experiment and no result.",))
+    winner = best(run)
+    if winner is None:
+        return _nothing(run)
+    if run.best is None:
+        return _so_far(run, winner)
+    return _found(run, run.best, winner)
+
+
+def _found(run: Run, chosen: Mapping[str, Any], winner: TrialRecord) -> Answer:
+    value, gain = interval_of(chosen.get("value")), interval_of(chosen.get("gain"))
+    rows = [
+        _at_load(run),
+        f"It sets: {settings(winner, baseline(run))}.",
+        *_certainty(run, value, gain, chosen.get("tied") or ()),
+        *_cost(run, winner, value),
+        *_why(run, winner),
+        *_failures_in_short(run),
+        *_reality(run, winner),
+    ]
+    return Answer("done", _headline(run, chosen, winner, value, gain), _once(rows))
+
+
+def _headline(
+    run: Run, chosen: Mapping[str, Any], winner: TrialRecord, value: Interval | None, gain: Interval | None
+) -> str:
+    shown = "" if value is None else f" with {words.metric_value(run.objective.metric, value.mean)}"
+    first = baseline(run)
+    is_baseline = first is not None and first.config.key == winner.config.key
+    if chosen.get("verdict") == "not_meeting_limits":
+        return (
+            f"No configuration keeps the limits; trial {winner.number} comes nearest{shown}. {_misses(chosen)}".strip()
+        )
+    if is_baseline:
+        return f"Keep the baseline: nothing that was measured again is better than it{shown} beyond doubt."
+    if chosen.get("verdict") == "no_difference" or gain is None:
+        why = "there is no fresh baseline to hold it against" if gain is None else "it cannot be told from the baseline"
+        return f"Trial {winner.number} is picked{shown}, but {why}."
+    word = "more" if run.objective.larger_is_better else "less"
+    sure = f" (95 % interval {_range(gain)})" if _bounded(gain) else ""
+    return f"Trial {winner.number} is best{shown}, {words.percent(gain.mean)} {word} than the baseline{sure}."
+
+
+def _misses(chosen: Mapping[str, Any]) -> str:
+    excess = chosen.get("excess") or {}
+    parts = [
+        f"{words.metric_name(name)} is over its limit" + (f" by {words.percent(amount)}" if amount is not None else "")
+        for name, amount in excess.items()
+        if amount is None or amount > 0
+    ]
+    return f"There, {' and '.join(parts)}." if parts else ""
+
+
+def _so_far(run: Run, winner: TrialRecord) -> Answer:
+    total = run.setting("search", "trials")
+    planned = f" of {total}" if isinstance(total, int) and total >= len(run.records) else ""
+    many = len(run.records) != 1
+    ended = f"{len(run.records)}{planned} trial{'s' if many or planned else ''} {'have' if many else 'has'} ended"
+    value = winner.value or 0.0
+    first = baseline(run)
+    shown = words.metric_value(run.objective.metric, value)
+    if first is not None and first.config.key == winner.config.key:
+        headline = f"Not finished: {ended}, and nothing beats the baseline's {shown} so far."
+    else:
+        headline = f"Not finished: {ended}, and trial {winner.number} leads with {shown}."
+    sentences = [_at_load(run)]
+    if first is not None and first.value and first.config.key != winner.config.key:
+        sentences.append(
+            f"That is {words.percent(value / first.value - 1, signed=True)} against the baseline, measured once each."
+        )
+        sentences.append(f"It sets: {settings(winner, first)}.")
+    if meets_limits(winner, run.objective) is False:
+        sentences.append(_nearest(run, winner))
+    sentences.append(
+        "Nothing has been measured again, so this is a lead and no answer: the best of many noisy values looks better "
+        "than it is."
+    )
+    sentences += _cost(run, winner, None)
+    return Answer("running", headline, _once([*sentences, *_failures_in_short(run), *_reality(run, winner)]))
+
+
+def _nothing(run: Run) -> Answer:
+    only = len(run.records) == 1
+    headline = (
+        "The one trial of this run gave no number that counts."
+        if only
+        else f"No configuration could be measured: none of {len(run.records)} trials gave a number that counts."
+    )
+    return Answer("failed", headline, _once([*_failures_in_short(run), *_reasons(run), *_advice(run)]))
+
+
+def _at_load(run: Run) -> str:
+    objective = run.objective
+    load = "" if objective.level is None else f" at {words.counted(objective.level, 'request')} in flight"
+    limits = " and ".join(
+        f"{words.metric_name(name)} at most {words.metric_value(name, limit)}"
+        for name, limit in objective.limits.items()
+    )
+    bound = f"under {limits}" if limits else "without a limit on latency"
+    return f"Best means: {words.metric_name(objective.metric)}{load}, {bound}."
+
+
+def _certainty(run: Run, value: Interval | None, gain: Interval | None, tied: Sequence[str]) -> list[str]:
+    sentences = []
+    if value is not None and _bounded(value):
+        rounds = len({record.round for record in run.finalist_records})
+        how = f" over {words.counted(rounds, 'round')} of fresh launches in turns" if rounds else ""
+        sentences.append(f"{words.metric_name(run.objective.metric).capitalize()}: {words.interval(value)}{how}.")
+    if gain is not None and _bounded(gain) and gain.low <= 0 <= gain.high:
+        sentences.append(f"The gain over the baseline, {words.interval(gain, relative=True)}, may be nothing.")
+    if tied:
+        numbers = sorted({r.number for r in run.records if r.config.key in tied})
+        names = ", ".join(f"trial {number}" for number in numbers)
+        sentences.append(f"It cannot be told from {names}; of equals the one with the fewest settings is picked.")
+    return sentences
+
+
+def _cost(run: Run, winner: TrialRecord, value: Interval | None) -> list[str]:
+    price = run.setting("hardware", "price_per_hour")
+    measurement = measurement_at(winner, run.objective.level)
+    if not isinstance(price, (int, float)) or measurement is None:
+        return []
+    speed = value.mean if value is not None and run.objective.metric == "output_tok_per_s" else None
+    per_million = price * gpus(winner) / (speed or measurement.output_tok_per_s.mean) / 3600 * 1e6
+    currency = run.setting("hardware", "currency") or "USD"
+    return [f"At {price:g} {currency} per GPU and hour a million output tokens cost {per_million:.2f} {currency}."]
+
+
+def gpus(record: TrialRecord) -> int:
+    """GPUs that one server takes, by its parallel flags."""
+    flags = dict(record.config.flags)
+    count = 1
+    for name in PARALLEL_FLAGS:
+        value = flags.get(name)
+        if isinstance(value, int) and not (name == "dp_size" and flags.get("enable_dp_attention")):
+            count *= value
+    return count
+
+
+def _why(run: Run, winner: TrialRecord) -> list[str]:
+    """Step time and acceptance length of the best against the baseline's."""
+    first = baseline(run)
+    if first is None or first.config.key == winner.config.key:
+        return []
+    mine, other = measurement_at(winner, run.objective.level), measurement_at(first, run.objective.level)
+    if mine is None or other is None or not mine.step_time_s or not other.step_time_s:
+        return []
+    parts = [f"a decode step takes {words.seconds(mine.step_time_s)} against {words.seconds(other.step_time_s)}"]
+    if mine.acceptance_length or other.acceptance_length:
+        parts.append(
+            f"yields {mine.acceptance_length or 1:.2f} tokens against {other.acceptance_length or 1:.2f} "
+            "for each request"
+        )
+    parts.append(f"{mine.in_flight_mean:.3g} requests are in flight against {other.in_flight_mean:.3g}")
+    return ["Why: " + ", ".join(parts) + "."]
+
+
+def _reality(run: Run, winner: TrialRecord) -> list[str]:
+    texts = {
+        "simulated engine": "These are the simulator's numbers, not a GPU's.",
+        "dummy weights": "The weights are dummies: memory and step times are real, texts and acceptance are not.",
+        "acceptance simulated": "The engine was told how many draft tokens to accept; real prompts differ.",
+    }
+    launches = [record for record in run.all_records if record.config.key == winner.config.key]
+    return [texts[item] for item in origins(launches)]
+
+
+def _nearest(run: Run, winner: TrialRecord) -> str:
+    measurement = measurement_at(winner, run.objective.level)
+    misses = []
+    for name, limit in run.objective.limits.items():
+        seen = None if measurement is None else metric_interval(measurement, name)
+        if seen is not None and seen.mean > limit:
+            over = words.percent(seen.mean / limit - 1)
+            misses.append(f"{words.metric_name(name)} is {words.metric_value(name, seen.mean)}, {over} over")
+    return "No configuration keeps the limits; of the nearest, " + " and ".join(misses) + "."
+
+
+def _failures_in_short(run: Run) -> list[str]:
+    kinds = Counter(record.outcome.kind for record in run.records if record.outcome.kind is not OutcomeKind.COMPLETE)
+    if not kinds:
+        return []
+    parts = ", ".join(f"{count} {KINDS[kind][2]}" for kind, count in kinds.most_common())
+    return [f"Trials that gave no value: {parts}."]
+
+
+def _reasons(run: Run) -> list[str]:
+    causes = Counter(record.outcome.cause for record in run.records if record.outcome.kind is not OutcomeKind.COMPLETE)
+    sentences = []
+    for cause, count in causes.most_common(3):
+        example = next(record for record in run.records if record.outcome.cause is cause)
+        proof = example.outcome.detail or example.outcome.line or ""
+        phase = "" if example.outcome.phase is None else f" in phase {example.outcome.phase}"
+        sentences.append(
+            f"{words.counted(count, 'time')} {cause}{phase}, for example trial {example.number}: {proof.rstrip('.')}."
+        )
+    complete = [record for record in run.records if record.outcome.kind is OutcomeKind.COMPLETE]
+    if complete:
+        void = _once(text for record in complete for item in record.measurements for text in item.warnings)
+        sentences.append(
+            f"{words.counted(len(complete), 'trial')} ran to the end with no valid number at the deciding load. "
+            + " ".join(void[:3])
+        )
+    return sentences
+
+
+def _advice(run: Run) -> list[str]:
+    asked = Counter(advice_text(item) for record in run.records for item in record.outcome.flags)
+    sentences = []
+    if asked:
+        most = "; ".join(f"{text} ({words.counted(count, 'time')})" for text, count in asked.most_common(4))
+        sentences.append(f"What the failures ask for: {most}.")
+    ways = {(item.flag, item.direction) for record in run.records for item in record.outcome.flags}
+    closed = [flag for flag in sorted({flag for flag, _ in ways}) if {(flag, "raise"), (flag, "lower")} <= ways]
+    return sentences + [
+        f"Some launches need {flag} higher and others need it lower: at these settings the room between the two is "
+        "closed, and something else that takes memory has to shrink."
+        for flag in closed
+    ]
+
+
+def warnings(run: Run) -> list[str]:
+    """What is doubtful about the run, one sentence each, gravest first."""
+    shown = standings(run)
+    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown), *_rewrites(run)]
+    infrastructure = [r for r in run.all_records if r.outcome.kind is OutcomeKind.INFRASTRUCTURE]
+    if infrastructure:
+        causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
+        found.append(
+            f"{words.counted(len(infrastructure), 'launch', 'launches')} failed for reasons of the machine, not of the "
+            f"configuration ({causes}); they count against none."
+        )
+    return list(_once([*found, *_measurement_warnings(run)]))
+
+
+def _drift(run: Run) -> list[str]:
+    searched = next((r.value for r in run.records if r.role == "baseline" and r.value), None)
+    first = baseline(run)
+    again = [
+        r.value for r in run.finalist_records if first is not None and r.config.key == first.config.key and r.value
+    ]
+    if not searched or not again:
+        return []
+    moved = sum(again) / len(again) / searched - 1
+    if abs(moved) <= DRIFT_RELATIVE:
+        return []
+    return [
+        f"The baseline moved by {words.percent(moved, signed=True)} between the search and the finalists' rounds: the "
+        "machine changed meanwhile, so values of the search can be compared only roughly; the finalists' can."
+    ]
+
+
+def _edges(run: Run) -> list[str]:
+    """Searched numbers whose best value is the first or last that was allowed."""
+    winner, space = best_so_far(run.records, run.objective), run.setting("space", "parameters")
+    if winner is None or not space:
+        return []
+    items = space.items() if isinstance(space, dict) else ((item["name"], item) for item in space)
+    found = []
+    for name, item in items:
+        value = winner.candidate.values.get(name)
+        if not isinstance(item, dict) or not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        for end in ("low", "high"):
+            bound = item.get(end)
+            if isinstance(bound, (int, float)) and abs(value - bound) <= 1e-9 * max(1.0, abs(bound)):
+                found.append(
+                    f"The best trial has {name} = {value_text(value)}, the {end}est that the space allows: a wider "
+                    "range may hold something better."
+                )
+    return found
+
+
+def _queueing(run: Run, shown: Sequence[Standing]) -> list[str]:
+    found = []
+    for standing in shown[:1]:
+        facts = standing.launches[0].facts
+        limit = None if facts is None else facts.max_running_requests
+        above = sorted({m.concurrency for m in measured(standing) if m.concurrency and limit and m.concurrency > limit})
+        if above and limit:
+            loads = ", ".join(map(str, above))
+            found.append(
+                f"The {standing.label} runs at most {limit} requests at once: at {loads} in flight the rest waits in "
+                "its queue, which shows as time to first token."
+            )
+    return found
+
+
+def _losses(shown: Sequence[Standing]) -> list[str]:
+    found = []
+    for standing in shown:
+        items = measured(standing)
+        failed, retracted = sum(m.requests_failed for m in items), sum(m.retractions for m in items)
+        if failed:
+            sent = failed + sum(m.requests_ok for m in items)
+            found.append(f"The {standing.label} failed {words.counted(failed, 'request')} of {sent}.")
+        if retracted:
+            found.append(
+                f"The {standing.label} threw {words.counted(retracted, 'request')} back into the queue for want of "
+                "memory (retractions): work was done twice."
+            )
+    return found
+
+
+def _rewrites(run: Run) -> list[str]:
+    winner = best(run)
+    if winner is None:
+        return []
+    told = [f"The engine changes what trial {winner.number} asks: {text}" for text in winner.config.rewrites]
+    facts = winner.facts
+    said = [
+        f"The engine says of trial {winner.number}: {text}" for text in (facts.warnings if facts is not None else ())
+    ]
+    return told + said
+
+
+def _measurement_warnings(run: Run) -> list[str]:
+    """Each warning once, with the number of measurements that carry it; digits do not make a difference."""
+    seen: dict[str, list[tuple[int, Measurement, str]]] = {}
+    for record in run.all_records:
+        for item in record.measurements:
+            for text in item.warnings:
+                seen.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((record.number, item, text))
+    found = []
+    for cases in sorted(seen.values(), key=len, reverse=True):
+        number, item, text = cases[0]
+        void = "" if item.valid else "Not used: "
+        where = f"trial {number}, {item.concurrency or item.request_rate_per_s} in flight"
+        more = f" and {words.counted(len(cases) - 1, 'other measurement')}" if len(cases) > 1 else ""
+        found.append(f"{void}{text.rstrip('.')} ({where}{more}).")
+    return found
+
+
+def _bounded(value: Interval) -> bool:
+    return abs(value.low) < float("inf") and abs(value.high) < float("inf")
+
+
+def _range(value: Interval) -> str:
+    return f"{words.percent(value.low, signed=True)} to {words.percent(value.high, signed=True)}"
+
+
+def _once(texts: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for text in texts if text))

@@ -1,0 +1,364 @@
+"""Figures of the search: its progress, where it failed, what mattered, where the time went."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from numpy.typing import NDArray
+
+from analysis import words
+from analysis.failures import counting, explain
+from analysis.figures.style import (
+    AMBER,
+    BEST_COLOUR,
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    KINDS,
+    MUTED,
+    SKY,
+    VERMILLION,
+    Drawing,
+    axes,
+    stamp,
+)
+from analysis.frames import Run, launched, meets_limits
+from analysis.standing import baseline, value_text
+from bench.outcome import OutcomeKind
+from bench.records import TrialRecord
+
+Positions: TypeAlias = NDArray[np.float64]
+
+PHASES = (
+    ("startup_s", "start-up", BLUE),
+    ("identity_s", "identity check", SKY),
+    ("warmup_s", "warm-up", AMBER),
+    ("measure_s", "measuring", GREEN),
+    ("teardown_s", "stopping", VERMILLION),
+    ("harness_s", "harness", MUTED),
+)
+
+
+def progress(run: Run) -> Drawing:
+    """The objective over the trials, the best so far, and a row of marks for each way to fail."""
+    name, title = "progress", "Progress of the search"
+    if not run.records:
+        return Drawing(name, title, "No trial has ended yet.")
+    failed = _failed_by_kind(run)
+    figure, (values, *rest) = axes(
+        1 + bool(failed), 2.5 + 0.28 * len(failed), [2.4, 0.28 * len(failed)][: 1 + bool(failed)]
+    )
+    _draw_values(values, run)
+    if failed:
+        _draw_failures(rest[0], failed)
+    (rest[0] if rest else values).set_xlabel("trial")
+    stamp(figure, run.all_records)
+    return Drawing(name, title, _progress_text(run, failed), figure)
+
+
+def _failed_by_kind(run: Run) -> dict[OutcomeKind, list[int]]:
+    found: dict[OutcomeKind, list[int]] = {}
+    for record in run.all_records:
+        if record.outcome.kind is not OutcomeKind.COMPLETE:
+            found.setdefault(record.outcome.kind, []).append(record.number)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _draw_values(axis: Axes, run: Run) -> None:
+    objective = run.objective
+    good = [r for r in run.records if r.value is not None and r.outcome.kind is OutcomeKind.COMPLETE]
+    keep = [r for r in good if meets_limits(r, objective) is not False]
+    miss = [r for r in good if meets_limits(r, objective) is False]
+    _points(axis, keep, "measured", marker="o", s=22, color=BLUE)
+    _points(axis, miss, "measured, misses a limit", marker="o", s=22, facecolors="none", edgecolors=BLUE)
+    again = [r for r in run.finalist_records if r.value is not None]
+    _points(axis, again, "measured again", marker="D", s=22, color=GREEN)
+    if keep:
+        better = np.maximum.accumulate if objective.larger_is_better else np.minimum.accumulate
+        numbers = [record.number for record in keep]
+        best = better([record.value or 0.0 for record in keep])
+        axis.step([*numbers, run.records[-1].number], [*best, best[-1]], where="post", color=BEST_COLOUR, lw=1.2)
+    first = baseline(run)
+    if first is not None and first.value is not None:
+        axis.axhline(first.value, color=INK, lw=1, ls=(0, (4, 3)), label="baseline")
+    unit = "" if "per_s" in objective.metric or not objective.metric.partition(".")[0].endswith("_s") else " (s)"
+    axis.set_ylabel(words.metric_name(objective.metric) + unit)
+    if good or again:
+        axis.set_ylim(bottom=0, top=axis.get_ylim()[1] * 1.05)
+        axis.legend(loc="best", handletextpad=0.4)
+    else:
+        axis.set_yticks([])
+        axis.text(0.5, 0.5, "no trial was measured", transform=axis.transAxes, ha="center", color=MUTED)
+
+
+def _points(axis: Axes, records: Sequence[TrialRecord], label: str, **style: Any) -> None:
+    if records:
+        axis.scatter(
+            [r.number for r in records],
+            [r.value or 0.0 for r in records],
+            label=label,
+            zorder=3,
+            linewidths=1.2,
+            **style,
+        )
+
+
+def _draw_failures(axis: Axes, failed: dict[OutcomeKind, list[int]]) -> None:
+    for row, (kind, numbers) in enumerate(failed.items()):
+        marker, colour, _ = KINDS[kind]
+        axis.scatter(numbers, [row] * len(numbers), marker=marker, s=26, color=colour, linewidths=1.2)
+    axis.set_yticks(range(len(failed)), [f"{KINDS[kind][2]} ({len(numbers)})" for kind, numbers in failed.items()])
+    axis.set_ylim(len(failed) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0, labelsize=9)
+    axis.grid(axis="y", visible=False)
+
+
+def _progress_text(run: Run, failed: dict[OutcomeKind, list[int]]) -> str:
+    measured = sum(record.value is not None for record in run.records)
+    parts = [f"{words.counted(len(run.records), 'trial')}, {measured} of them measured to the end."]
+    if failed:
+        parts.append("Below: the trials that gave no value, by the way they ended.")
+    parts.append("The line is the best so far; it is a search value, and the diamonds are the fresh measurements.")
+    return " ".join(parts if run.finalist_records else [*parts[:-1], "The line is the best so far."])
+
+
+def failure_map(run: Run) -> Drawing:
+    """Outcomes over the two parameters that explain them best."""
+    name, title = "failures", "Where configurations fail"
+    found = explain(run)
+    if found is None:
+        some = any(record.outcome.kind is not OutcomeKind.COMPLETE for record in counting(run))
+        why = "No searched parameter differs between the trials." if some else "No configuration failed."
+        return Drawing(name, title, why)
+    records = counting(run)
+    across, up = found.parameters[0], found.parameters[1] if len(found.parameters) > 1 else None
+    # Numbers read best along x.
+    if up is not None and not _is_number(records, across) and _is_number(records, up):
+        across, up = up, across
+    figure, (axis,) = axes(height=3.7)
+    shift = _shifts(len(records))
+    x = _place(axis, records, across, "x", shift[:, 0])
+    y = np.zeros(len(records)) + shift[:, 1] * 0.5 if up is None else _place(axis, records, up, "y", shift[:, 1])
+    for kind in sorted({record.outcome.kind for record in records}, key=list(KINDS).index):
+        at = [index for index, record in enumerate(records) if record.outcome.kind is kind]
+        marker, colour, label = KINDS[kind]
+        face = "none" if kind is OutcomeKind.PRUNED else colour
+        style: dict[str, Any] = {"color": colour} if marker == "|" else {"facecolors": face, "edgecolors": colour}
+        axis.scatter(x[at], y[at], marker=marker, s=30, linewidths=1.1, label=f"{label} ({len(at)})", zorder=3, **style)
+    if up is None:
+        axis.set_yticks([])
+        axis.set_ylim(-1, 1)
+    figure.legend(
+        *axis.get_legend_handles_labels(), loc="outside lower left", ncols=3, handletextpad=0.2, columnspacing=1
+    )
+    stamp(figure, records, acceptance=False)
+    pair = " and ".join(f"`{item}`" for item in found.parameters)
+    text = (
+        f"Of all searched parameters {pair} explain best how a launch ended: they hold {found.share:.0%} of the "
+        "information about it (mutual information over entropy, corrected for chance). Points that share a value are "
+        "spread a little so that none hides another."
+    )
+    return Drawing(name, title, text, figure)
+
+
+def _is_number(records: Sequence[TrialRecord], name: str) -> bool:
+    values = {
+        record.candidate.values.get(name)
+        for record in records
+        if not isinstance(record.candidate.values.get(name), list)
+    }
+    values.discard(None)
+    return len(values) > 4 and all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in values)
+
+
+def _place(axis: Axes, records: Sequence[TrialRecord], name: str, side: str, shift: Positions) -> Positions:
+    """Positions of the trials along one parameter, and the ticks that name them."""
+    values = [record.candidate.values.get(name) for record in records]
+    label = axis.set_xlabel if side == "x" else axis.set_ylabel
+    label(name)
+    if _is_number(records, name):
+        numbers = np.array([float(value) if isinstance(value, (int, float)) else math.nan for value in values])
+        low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+        if low > 0 and high / low > 50:
+            (axis.set_xscale if side == "x" else axis.set_yscale)("log")
+            absent = low / (high / low) ** 0.12
+        else:
+            absent = low - 0.12 * (high - low)
+        missing = np.isnan(numbers)
+        if missing.any():
+            numbers[missing] = absent
+            axis_line = axis.axvline if side == "x" else axis.axhline
+            axis_line(absent, color=GRID, lw=6, zorder=1)
+            # Said at the place itself: a tick could fall on a number's.
+            at = {"x": absent, "y": 0.02} if side == "x" else {"x": 0.02, "y": absent}
+            axis.text(
+                **at,
+                s="default",
+                fontsize=8,
+                color=MUTED,
+                rotation=90 if side == "x" else 0,
+                transform=axis.get_xaxis_transform() if side == "x" else axis.get_yaxis_transform(),
+                va="bottom",
+                ha="center" if side == "x" else "left",
+            )
+        return numbers
+    texts = [value_text(value) for value in values]
+    order = sorted(set(texts), key=lambda text: (_as_number(text), text))
+    ticks = axis.set_xticks if side == "x" else axis.set_yticks
+    ticks(range(len(order)), [text if len(text) <= 16 else text[:15] + "…" for text in order])
+    (axis.set_xlim if side == "x" else axis.set_ylim)(-0.6, len(order) - 0.4)
+    return np.array([order.index(text) for text in texts]) + shift * 0.6
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -math.inf if text == "default" else math.inf
+
+
+def _shifts(count: int) -> Positions:
+    """Spread of -0.5 to 0.5 in two directions that leaves no clumps and is the same every time (R2 sequence)."""
+    # Roberts 2018: the plastic number's powers give an even additive recurrence in two dimensions.
+    steps = np.array([0.7548776662466927, 0.5698402909980532])
+    shifts: Positions = (np.arange(1, count + 1)[:, None] * steps) % 1.0 - 0.5
+    return shifts
+
+
+def importance(run: Run) -> Drawing:
+    """How much each parameter matters for reaching the top (PED-ANOVA over the journal)."""
+    name, title = "importance", "What mattered"
+    shares, why = _importances(run)
+    if not shares:
+        return Drawing(name, title, why)
+    shown = sorted(shares.items(), key=lambda item: item[1])[-12:]
+    figure, (axis,) = axes(height=0.9 + 0.3 * len(shown))
+    bars = axis.barh([item[0] for item in shown], [item[1] for item in shown], color=BLUE, height=0.62)
+    axis.bar_label(bars, [f"{item[1]:.0%}" for item in shown], padding=3, fontsize=9, color=INK)
+    axis.set_xlim(0, max(item[1] for item in shown) * 1.15)
+    axis.set_xticks([])
+    axis.grid(visible=False)
+    axis.spines["bottom"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    stamp(figure, run.records)
+    return Drawing(name, title, why, figure)
+
+
+def _importances(run: Run) -> tuple[dict[str, float], str]:
+    """Shares by parameter, and the sentence that goes with them or says why there are none."""
+    if not run.journal.exists():
+        return {}, "Not computed: this run has no study.journal."
+    import optuna  # heavy, and only this figure needs it
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        studies = optuna.get_all_study_names(JournalStorage(JournalFileBackend(str(run.journal))))
+        study = optuna.load_study(study_name=studies[0], storage=JournalStorage(JournalFileBackend(str(run.journal))))
+        complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    except (IndexError, KeyError, ValueError, OSError) as error:
+        return {}, f"Not computed: study.journal cannot be read ({type(error).__name__})."
+    # The best tenth has to hold at least two trials for the measure to say anything.
+    if len(complete) < 10:
+        return {}, f"Not computed: it takes at least 10 complete trials, the study has {len(complete)}."
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shares = get_param_importances(
+                study, evaluator=PedAnovaImportanceEvaluator(target_quantile=max(0.1, 2 / len(complete)))
+            )
+    except (ValueError, RuntimeError) as error:
+        return {}, f"Not computed: {error}"
+    if not shares or not any(math.isfinite(share) and share > 0 for share in shares.values()):
+        return {}, "Not computed: no parameter varies among the complete trials."
+    return shares, (
+        f"How much each parameter decides whether a trial is among the best tenth (PED-ANOVA over {len(complete)} "
+        "complete trials; the shares add up to 100 %). Few trials make it rough; a parameter that only decides whether "
+        "a launch survives does not show here."
+    )
+
+
+def timeline(run: Run) -> Drawing:
+    """Where the time of every trial went."""
+    name, title = "timeline", "Where the time went"
+    records = [record for record in run.all_records if record.times.total_s > 0]
+    if not records:
+        return Drawing(name, title, "No launch has been timed yet.")
+    figure, (axis,) = axes(height=3.1)
+    numbers = np.array([record.number for record in records])
+    scale, unit = (60.0, "minutes") if max(record.times.total_s for record in records) > 180 else (1.0, "seconds")
+    bottom = np.zeros(len(records))
+    for field, label, colour in PHASES:
+        spent = np.array([max(0.0, getattr(record.times, field)) for record in records]) / scale
+        if spent.sum() / scale * scale > 0.002 * sum(record.times.total_s for record in records) / scale:
+            top = bottom + spent
+            _bars(axis, numbers, bottom, top, colour, label)
+            bottom = top
+    axis.set_ylim(0, bottom.max() * 1.04)
+    axis.set_xlim(numbers.min() - 0.7, numbers.max() + 0.7)
+    axis.set_xlabel("trial")
+    axis.set_ylabel(f"wall time ({unit})")
+    axis.grid(axis="x", visible=False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower left", ncols=3, columnspacing=1)
+    stamp(figure, records, acceptance=False)
+    return Drawing(name, title, _timeline_text(run, records), figure)
+
+
+def _bars(axis: Axes, numbers: Positions, bottom: Positions, top: Positions, colour: str, label: str) -> None:
+    # One collection instead of one artist per bar: 500 trials stay quick and small.
+    left, right = numbers - 0.4, numbers + 0.4
+    corners = [
+        ((a, low), (a, high), (b, high), (b, low))
+        for a, b, low, high in zip(left, right, bottom, top, strict=True)
+        if high > low
+    ]
+    axis.add_collection(PolyCollection(corners, facecolors=colour, linewidths=0, label=label))
+
+
+def _timeline_text(run: Run, records: Sequence[TrialRecord]) -> str:
+    total = sum(record.times.total_s for record in records)
+    shares = [(label, sum(getattr(record.times, field) for record in records) / total) for field, label, _ in PHASES]
+    shares.sort(key=lambda item: -item[1])
+    parts = ", ".join(f"{label} {share:.0%}" for label, share in shares if share >= 0.005)
+    text = f"{words.duration(total)} in {words.counted(len(records), 'launch', 'launches')}: {parts}."
+    return " ".join([text, *saved_text(run.records)])
+
+
+def saved_text(records: Sequence[TrialRecord]) -> list[str]:
+    """What not launching and stopping early saved, estimated by the median of what was not cut short."""
+    complete = [r for r in records if r.outcome.kind is OutcomeKind.COMPLETE]
+    tried = [r for r in records if launched(r)]
+    sentences = []
+    skipped = Counter(str(r.outcome.cause) for r in records if r.outcome.counts and not launched(r))
+    if skipped and tried:
+        # They would have failed: a failed launch is the fair price, where one was seen.
+        failed = [r for r in tried if r.outcome.kind is not OutcomeKind.COMPLETE] or tried
+        each = statistics.median(r.times.total_s for r in failed)
+        count = skipped.total()
+        sentences.append(
+            f"{words.counted(count, 'candidate')} were settled without a launch, which saved about "
+            f"{words.duration(count * each)} at the median of {words.duration(each)} for a launch that fails."
+            if count > 1
+            else f"One candidate was settled without a launch, which saved about {words.duration(each)}."
+        )
+    pruned = [r for r in tried if r.outcome.kind is OutcomeKind.PRUNED]
+    if pruned and complete:
+        full = statistics.median(r.times.warmup_s + r.times.measure_s for r in complete)
+        saved = sum(max(0.0, full - r.times.warmup_s - r.times.measure_s) for r in pruned)
+        sentences.append(
+            f"{words.counted(len(pruned), 'trial')} stopped early, which saved about "
+            f"{words.duration(saved)} of measuring."
+        )
+    return sentences
