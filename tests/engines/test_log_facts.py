@@ -64,7 +64,7 @@ def test_old_formats_and_ranks() -> None:
             "[2026-06-07 18:37:46 TP1] Load weight end. elapsed=20.7 s, type=Q, avail mem=1 GB, mem usage=3.99 GB.\n",
             "[2026-06-07 18:37:46 TP0] Load weight end. elapsed=20 s, type=Q, avail mem=108 GB, mem usage=3.26 GB.",
             "[2026-06-07 18:37:47 TP0] KV Cache is allocated. #tokens: 5534509, K size: 18.47 GB, V size: 18.47 GB",
-            "[2026-06-07 18:37:48 TP0] Capture cuda graph end. Time elapsed: 12 s. mem usage=0.36 GB. avail mem=6.9 GB.",
+            "[2026-06-07 18:37:48 TP0] Capture cuda graph end. Time elapsed: 9 s. mem usage=0.36 GB. avail mem=7 GB.",
             "[2026-06-07 18:37:48 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 2",
         ]
     )
