@@ -182,3 +182,6 @@ class Engine(Protocol):
 
     def counters(self, metrics_text: str) -> ServerCounters:
         """Read the server's own counters from its metrics page."""
+
+    def acceptance_is_simulated(self, config: ServerConfig) -> bool:
+        """Whether the engine itself was told to make the acceptance length up."""

@@ -1,0 +1,358 @@
+"""Trial: one candidate's life, from launch over identity and load to teardown and outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pyarrow.parquet
+
+from bench import records
+from bench.engines.protocol import Command, Engine, LaunchFacts, ServerCounters
+from bench.experiment import Experiment
+from bench.faults import LogReader
+from bench.launch import ports
+from bench.launch.gpus import Gpus
+from bench.launch.readiness import Ready, wait_failure, wait_ready
+from bench.launch.server import LaunchError, Server, Teardown
+from bench.load.client import Target
+from bench.load.level import LevelResult, measure_level
+from bench.load.measurement import Interval, Measurement
+from bench.outcome import Cause, Outcome, OutcomeKind, Phase
+from bench.records import Times, TrialRecord
+from bench.search import objective
+from bench.search.study import Proposal
+
+HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
+# A server that dies under load closes its sockets before its log is whole; the reason follows within this time.
+LAST_WORDS_S = 3.0
+GPU_WAIT_S = 120.0
+FLUSH_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What all trials of a process share.
+
+    Attributes:
+        idle_bytes: GPU memory in use before the first launch, by GPU.
+    """
+
+    gpus: Gpus
+    idle_bytes: tuple[int, ...]
+
+
+@dataclass
+class _Gathered:
+    """What a trial has gathered so far; it becomes the record, whatever ends the trial."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(OutcomeKind.COMPLETE))
+    command: Command = field(default_factory=lambda: Command(()))
+    facts: LaunchFacts | None = None
+    measurements: list[Measurement] = field(default_factory=list)
+    startup_s: float = 0.0
+    identity_s: float = 0.0
+    warmup_s: float = 0.0
+    measure_s: float = 0.0
+    teardown: Teardown | None = None
+
+
+async def run_trial(
+    experiment: Experiment,
+    engine: Engine,
+    proposal: Proposal,
+    host: Host,
+    *,
+    folder: Path,
+    on_phase: Callable[[str], None],
+    incumbent: float | None = None,
+) -> TrialRecord:
+    """Launch, identify, measure and end one server.
+
+    Args:
+        folder: of the trial; its files are written there.
+        on_phase: told what is going on, in a few words.
+        incumbent: value of the objective to beat; a trial that surely cannot is pruned. None never prunes.
+
+    Returns:
+        the record, whatever happened; an interruption alone is raised (``asyncio.CancelledError``), after teardown.
+    """
+    started_at, begin_s = time.time(), time.monotonic()
+    trial = _Trial(experiment, engine, proposal, host, folder, on_phase, incumbent)
+    await trial.run()
+    got = trial.got
+    times = Times(
+        startup_s=got.startup_s,
+        identity_s=got.identity_s,
+        warmup_s=got.warmup_s,
+        measure_s=got.measure_s,
+        teardown_s=got.teardown.duration_s if got.teardown else 0.0,
+        total_s=time.monotonic() - begin_s,
+    )
+    record = trial.record(started_at, times)
+    records.write_json(folder / "outcome.json", record.outcome)
+    return record
+
+
+class _Trial:
+    def __init__(
+        self,
+        experiment: Experiment,
+        engine: Engine,
+        proposal: Proposal,
+        host: Host,
+        folder: Path,
+        on_phase: Callable[[str], None],
+        incumbent: float | None,
+    ) -> None:
+        self.got = _Gathered()
+        self._experiment = experiment
+        self._engine = engine
+        self._proposal = proposal
+        self._host = host
+        self._folder = folder
+        self._on_phase = on_phase
+        self._incumbent = incumbent
+        self._log_reader = engine.log_reader()
+        # Nobody else can know this name: who answers to it is the server that was launched here.
+        self._served_name = f"trial-{proposal.number}-{uuid.uuid4().hex[:12]}"
+
+    async def run(self) -> None:
+        self._on_phase("waiting for the GPU")
+        occupants = await self._host.gpus.wait_free(self._host.idle_bytes, deadline_s=GPU_WAIT_S)
+        if occupants:
+            detail = f"after {GPU_WAIT_S:.0f} s the GPU is still in use: {'; '.join(occupants)}"
+            self.got.outcome = Outcome(OutcomeKind.INFRASTRUCTURE, Cause.GPU_BUSY, Phase.ARGS, detail)
+            return
+        with ports.reserve() as port:
+            self.got.command = self._engine.command(
+                self._proposal.config, port=port.port, served_model_name=self._served_name
+            )
+            try:
+                server = await Server.start(
+                    self.got.command,
+                    folder=self._folder,
+                    port=port,
+                    launch_id=uuid.uuid4().hex,
+                    environment=os.environ,
+                    gpus=self._host.gpus,
+                )
+            except LaunchError as error:
+                self.got.outcome = error.outcome
+                return
+            async with server, aiohttp.ClientSession(f"http://127.0.0.1:{port.port}", timeout=HTTP_TIMEOUT) as session:
+                await self._start(server, session)
+                self._on_phase("teardown")
+                self.got.teardown = await server.stop(grace_s=self._experiment.engine.stop_timeout_s)
+            self._close(server)
+
+    async def _start(self, server: Server, session: aiohttp.ClientSession) -> None:
+        begin_s = time.monotonic()
+        ready = await wait_ready(
+            server,
+            log_reader=self._log_reader,
+            health=lambda: _is_healthy(session),
+            start_timeout_s=self._experiment.engine.start_timeout_s,
+            stall_timeout_s=self._experiment.engine.stall_timeout_s,
+            on_phase=lambda phase: self._on_phase(f"start-up: {phase}"),
+        )
+        self.got.startup_s = time.monotonic() - begin_s
+        if not isinstance(ready, Ready):
+            self.got.outcome = ready
+            return
+        self._on_phase("identity")
+        begin_s = time.monotonic()
+        mismatch = await self._identify(session)
+        self.got.identity_s = time.monotonic() - begin_s
+        if mismatch is not None:
+            self.got.outcome = mismatch
+            return
+        self.got.facts = self._engine.facts(_lines(server))
+        await self._load(server, session)
+
+    async def _identify(self, session: aiohttp.ClientSession) -> Outcome | None:
+        """The outcome when the server that answers is not the one that was asked for, else None."""
+        try:
+            async with session.get("/server_info") as response:
+                info: Mapping[str, Any] = orjson.loads(await response.read())
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+            detail = f"ready, but /server_info did not tell what runs: {type(error).__name__} {error}"
+            return Outcome(OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS, Phase.IDENTITY, detail)
+        records.write_json(self._folder / "server_info.json", info)
+        differences = self._engine.differences(
+            self._proposal.config, info, served_model_name=self._served_name
+        )
+        if not differences:
+            return None
+        seen = "; ".join(f"{item.name}: asked {item.asked}, runs {item.seen}" for item in differences)
+        foreign = any(item.name == "served_model_name" for item in differences)
+        cause = Cause.FOREIGN_SERVER if foreign else Cause.WRONG_CONFIGURATION
+        return Outcome(OutcomeKind.MISMATCHED, cause, Phase.IDENTITY, seen)
+
+    async def _load(self, server: Server, session: aiohttp.ClientSession) -> None:
+        watching = asyncio.ensure_future(wait_failure(server, log_reader=self._log_reader))
+        try:
+            for concurrency in self._levels():
+                self._on_phase(f"load: {concurrency} concurrent requests")
+                begin_s = time.monotonic()
+                result = await self._measure(server, session, concurrency)
+                elapsed_s = time.monotonic() - begin_s
+                self._keep(result, concurrency, elapsed_s)
+                if result.failure is not None:
+                    self.got.outcome = await self._failed(result, concurrency, watching)
+                    return
+                if result.stopped:
+                    self.got.outcome = self._pruned(result, concurrency)
+                    return
+        finally:
+            watching.cancel()
+
+    def _levels(self) -> list[int]:
+        """The order of the levels: busiest first among those that the server can run at once, since that one decides
+        most; then those that fill it to its limit, least first, since that is where engines have died (SGLang 0.5.15
+        with speculation does, once the running batch reaches max_running_requests) and what was measured is kept.
+        """
+        limit = self.got.facts.max_running_requests if self.got.facts else None
+        levels = sorted(set(self._experiment.workload.levels), reverse=True)
+        if limit is None:
+            return levels
+        return [level for level in levels if level < limit] + sorted(level for level in levels if level >= limit)
+
+    async def _measure(self, server: Server, session: aiohttp.ClientSession, concurrency: int) -> LevelResult:
+        workload = self._experiment.workload
+        if workload.flush_cache:
+            await _flush(session)
+        deciding = concurrency == objective.level(self._experiment)
+        return await measure_level(
+            Target(f"http://127.0.0.1:{server.port}", "chat" if workload.chat else "generate", self._served_name),
+            workload,
+            concurrency,
+            clock_scale=self._experiment.engine.time_scale,
+            seed=workload.seed,
+            should_stop=self._cannot_win if deciding and self._incumbent is not None else None,
+            read_counters=lambda: self._counters(session),
+            acceptance_simulated=self._engine.acceptance_is_simulated(self._proposal.config),
+            server_alive=lambda: server.alive,
+        )
+
+    def _cannot_win(self, elapsed_s: float, interim: Interval | None) -> bool:
+        """Whether the upper end of the interim interval lies below the incumbent, tie range included."""
+        search = self._experiment.search
+        if not search.prune or interim is None or self._incumbent is None or self._proposal.role != "search":
+            return False
+        if self._experiment.objective.metric != "output_tok_per_s":
+            return False
+        return elapsed_s >= self._experiment.workload.min_window_s / 2 and interim.high < self._incumbent * (
+            1 - search.tie_relative
+        )
+
+    async def _counters(self, session: aiohttp.ClientSession) -> ServerCounters:
+        try:
+            async with session.get("/metrics") as response:
+                return self._engine.counters(await response.text())
+        except (aiohttp.ClientError, TimeoutError):
+            return ServerCounters()
+
+    def _keep(self, result: LevelResult, concurrency: int, elapsed_s: float) -> None:
+        scale = self._experiment.engine.time_scale
+        measured_s = 0.0
+        if result.measurement is not None:
+            self.got.measurements.append(result.measurement)
+            measured_s = result.measurement.window_s / scale
+        if result.requests is not None:
+            pyarrow.parquet.write_table(result.requests, self._folder / f"requests-{concurrency}.parquet")
+        self.got.measure_s += min(measured_s, elapsed_s)
+        self.got.warmup_s += elapsed_s - min(measured_s, elapsed_s)
+
+    async def _failed(
+        self, result: LevelResult, concurrency: int, watching: asyncio.Task[Outcome] | asyncio.Future[Outcome]
+    ) -> Outcome:
+        """The log's own reason where it gives one in time, else what the client saw; with level and limit."""
+        limit = self.got.facts.max_running_requests if self.got.facts else None
+        where = f"at {concurrency} concurrent requests"
+        if limit is not None:
+            where += f" (the server's limit is {limit} running)"
+        done, _ = await asyncio.wait([watching], timeout=LAST_WORDS_S)
+        if done:
+            died = watching.result()
+            return replace(died, detail=f"{where}: {died.detail}")
+        assert result.failure is not None
+        kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
+        return Outcome(kind, result.failure.cause, Phase.MEASURE, f"{where}: {result.failure.detail}")
+
+    def _pruned(self, result: LevelResult, concurrency: int) -> Outcome:
+        reached = result.measurement.output_tok_per_s.high if result.measurement else 0.0
+        detail = f"at {concurrency} concurrent requests at most {reached:.0f} tok/s, the best so far has more"
+        return Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
+
+    def _close(self, server: Server) -> None:
+        """What is known only after the end: the whole log's facts, and what did not come back."""
+        facts = self._engine.facts(_lines(server))
+        self.got.facts = facts if self.got.facts is None else replace(self.got.facts, retractions=facts.retractions)
+        if self.got.teardown is not None and self.got.teardown.stragglers:
+            left = "; ".join(self.got.teardown.stragglers)
+            detail = f"{self.got.outcome.detail}; left behind: {left}".lstrip("; ")
+            self.got.outcome = replace(self.got.outcome, detail=detail)
+
+    def record(self, started_at: float, times: Times) -> TrialRecord:
+        got = self.got
+        score = objective.score(self._experiment, got.measurements)
+        complete = got.outcome.kind is OutcomeKind.COMPLETE
+        void = [item for item in got.measurements if not item.valid]
+        if complete and score is None and void:
+            got.outcome = Outcome(
+                OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, "; ".join(void[0].warnings)
+            )
+        return TrialRecord(
+            number=self._proposal.number,
+            role=self._proposal.role,
+            candidate=self._proposal.candidate,
+            config=self._proposal.config,
+            outcome=got.outcome,
+            engine=f"{self._engine.name} {self._engine.version}",
+            simulated=self._engine.simulated,
+            started_at=started_at,
+            optuna_number=self._proposal.trial.number if self._proposal.trial else None,
+            forecast=self._proposal.forecast,
+            facts=got.facts,
+            measurements=tuple(got.measurements),
+            value=score.value if complete and score is not None else None,
+            objective_level=objective.level(self._experiment),
+            times=times,
+            command=got.command.argv,
+            env=got.command.env,
+        )
+
+
+def _lines(server: Server) -> list[str]:
+    return server.log.path.read_text(errors="replace").splitlines() if server.log.path.exists() else []
+
+
+async def _is_healthy(session: aiohttp.ClientSession) -> bool:
+    """One real generation: /health alone has answered for servers that hang."""
+    try:
+        async with session.get("/health_generate") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def _flush(session: aiohttp.ClientSession) -> None:
+    """Empty the prefix cache; the server refuses while requests are still being aborted, so ask until it does."""
+    end_s = time.monotonic() + FLUSH_TIMEOUT_S
+    while True:
+        try:
+            async with session.post("/flush_cache") as response:
+                if response.status == 200 or time.monotonic() > end_s:
+                    return
+        except (aiohttp.ClientError, TimeoutError):
+            return  # the load that follows will say what is wrong with the server
+        await asyncio.sleep(0.05)
