@@ -186,14 +186,13 @@ def _why(run: Run, winner: TrialRecord) -> list[str]:
     mine, other = measurement_at(winner, run.objective.level), measurement_at(first, run.objective.level)
     if mine is None or other is None or not mine.step_time_s or not other.step_time_s:
         return []
-    parts = [f"a decode step takes {words.seconds(mine.step_time_s)} against {words.seconds(other.step_time_s)}"]
+    parts = [f"a decode step takes {words.seconds(mine.step_time_s)} ({words.seconds(other.step_time_s)})"]
     if mine.acceptance_length or other.acceptance_length:
         parts.append(
-            f"yields {mine.acceptance_length or 1:.2f} tokens against {other.acceptance_length or 1:.2f} "
-            "for each request"
+            f"yields {mine.acceptance_length or 1:.2f} tokens per request ({other.acceptance_length or 1:.2f})"
         )
-    parts.append(f"{mine.in_flight_mean:.3g} requests are in flight against {other.in_flight_mean:.3g}")
-    return ["Why: " + ", ".join(parts) + "."]
+    parts.append(f"serves {mine.in_flight_mean:.3g} requests at a time ({other.in_flight_mean:.3g})")
+    return [f"Why, with the baseline's in brackets: {', '.join(parts[:-1])} and {parts[-1]}."]
 
 
 def _reality(run: Run, winner: TrialRecord) -> list[str]:
@@ -269,7 +268,7 @@ def warnings(run: Run) -> list[str]:
         causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
         found.append(
             f"{words.counted(len(infrastructure), 'launch', 'launches')} failed for reasons of the machine, not of the "
-            f"configuration ({causes}); they count against none."
+            f"configuration ({causes}); they count against no configuration."
         )
     return list(_once([*found, *_measurement_warnings(run)]))
 

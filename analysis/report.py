@@ -82,27 +82,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drawn(drawing: Drawing, folder: Path) -> tuple[str, str]:
-    """Name and HTML of a figure; its files are written on the way."""
+    """Name and HTML of a figure, its files written on the way; a list item where there is only a reason."""
     title, text = escape(drawing.title), _prose(drawing.text)
     if drawing.figure is None:
         for suffix in ("svg", "png"):  # of an earlier report
             (folder / f"{drawing.name}.{suffix}").unlink(missing_ok=True)
-        body = ""
-    else:
-        body = inline_svg(save(drawing.figure, drawing.name, folder), drawing.name, title)
-    return drawing.name, (f'<figure id="{drawing.name}"><h3>{title}</h3>{body}<figcaption>{text}</figcaption></figure>')
+        return drawing.name, f"<li>{title}: {text}</li>"
+    body = inline_svg(save(drawing.figure, drawing.name, folder), drawing.name, title)
+    figure = f'<figure id="{drawing.name}"><h3>{title}</h3>{body}<figcaption>{text}</figcaption></figure>'
+    return drawing.name, figure
+
+
+def _group(parts: Sequence[str]) -> str:
+    """The figures of a section, and below them what could not be drawn."""
+    figures = "".join(part for part in parts if part.startswith("<figure"))
+    reasons = "".join(part for part in parts if not part.startswith("<figure"))
+    grid = f'<div class="figures">{figures}</div>' if figures else ""
+    return grid + (f'<ul class="plain quiet">{reasons}</ul>' if reasons else "")
 
 
 def _page(run: Run, figures: Sequence[tuple[str, str]]) -> str:
     said = answer(run)
     drawn = dict(figures)
     sections = [
-        ("finalists", "Finalists", _finalists(run)),
-        ("warnings", "Warnings", _warnings(run)),
-        *(
-            (title.lower(), title, '<div class="figures">' + "".join(drawn[name] for name in names) + "</div>")
-            for title, names in GROUPS
+        (
+            "finalists",
+            "Finalists and baseline" if run.finalist_records else "Best so far and baseline",
+            _finalists(run),
         ),
+        ("warnings", "Warnings", _warnings(run)),
+        *((title.lower(), title, _group([drawn[name] for name in names])) for title, names in GROUPS),
         ("trials", "All trials", _trials(run)),
         ("environment", "Environment", _environment(run)),
     ]
@@ -198,7 +207,8 @@ def _mean_latency(standing: Standing, level: int | None, metric: str) -> str:
 def _warnings(run: Run) -> str:
     found = warnings(run)
     if not found:
-        return "<p>None: nothing about these measurements looked doubtful.</p>" if run.records else ""
+        measured_any = any(record.measurements for record in run.all_records)
+        return "<p>None: nothing about these measurements looked doubtful.</p>" if measured_any else ""
     items = [f"<li>{_prose(text)}</li>" for text in found]
     if len(items) <= 12:
         return f'<ul class="plain">{"".join(items)}</ul>'
@@ -224,7 +234,7 @@ def _trials(run: Run) -> str:
         f'<button type="button">{escape(text)}</button></th>'
         for text, first, kind in heads
     )
-    plain = "".join(f"<th>{text}</th>" for text in ("sets, against the baseline", "evidence", "command"))
+    plain = "".join(f"<th>{text}</th>" for text in ("sets, against the baseline", "evidence"))
     first_baseline, winner = baseline(run), best(run)
     rows = "".join(_trial_row(run, record, first_baseline, winner, metric) for record in run.all_records)
     kinds = Counter(record.outcome.kind for record in run.all_records)
@@ -251,7 +261,7 @@ def _trial_row(
         None if measurement is None else metric_interval(measurement, name) for name in ("ttft_s.p95", "tpot_s.p95")
     ]
     value = "" if record.value is None else words.metric_value(run.objective.metric, record.value).split(" output")[0]
-    is_reference = reference is None or record.number == reference.number
+    apart = settings(record, None if reference is None or record.number == reference.number else reference)
     cells = [
         f'<td class="number" data-label="trial" data-value="{record.number}">{record.number}</td>',
         f'<td data-label="role">{escape(record.role)}{f" {record.round}" if record.round else ""}</td>',
@@ -263,9 +273,8 @@ def _trial_row(
             for label, item in zip(("TTFT p95", "TPOT p95"), latencies, strict=True)
         ),
         _number_cell("wall time", words.duration(record.times.total_s), record.times.total_s),
-        f'<td class="settings" data-label="sets">{escape(settings(record, None if is_reference else reference))}</td>',
+        f'<td class="settings" data-label="sets">{escape(apart)}{_command(record)}</td>',
         f'<td class="evidence" data-label="evidence">{_evidence(record)}</td>',
-        f"<td>{_command(record)}</td>",
     ]
     best_class = ' class="best"' if winner is not None and record.config.key == winner.config.key else ""
     return f'<tr data-kind="{outcome.kind}"{best_class}>{"".join(cells)}</tr>'
@@ -291,7 +300,7 @@ def _evidence(record: TrialRecord) -> str:
 def _command(record: TrialRecord) -> str:
     if not record.command:
         return ""
-    return f"<details><summary>show</summary><pre>{escape(command_text(record))}</pre></details>"
+    return f"<details><summary>command</summary><pre>{escape(command_text(record))}</pre></details>"
 
 
 def _environment(run: Run) -> str:

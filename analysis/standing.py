@@ -32,7 +32,9 @@ class Standing:
 
     @property
     def label(self) -> str:
-        return "baseline" if self.role == "baseline" else f"{self.role} (trial {self.trial})"
+        if self.role == "baseline":
+            return "baseline"
+        return f"{self.role}{'' if self.again or self.role != 'best' else ' so far'} (trial {self.trial})"
 
 
 def baseline(run: Run) -> TrialRecord | None:

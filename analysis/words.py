@@ -20,9 +20,9 @@ METRICS = {
 
 
 def metric_name(metric: str) -> str:
-    """``ttft_s.p95`` is ``time to first token, p95``."""
+    """``ttft_s.p95`` is ``time to first token (p95)``."""
     name, _, part = metric.partition(".")
-    return METRICS.get(name, name) + (f", {part}" if part else "")
+    return METRICS.get(name, name) + (f" ({part})" if part else "")
 
 
 def metric_value(metric: str, value: float) -> str:

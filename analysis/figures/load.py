@@ -95,7 +95,7 @@ def latency_by_load(run: Run) -> Drawing:
                 va="bottom",
                 ha="right",
             )
-        axis.set_title(f"{words.metric_name(metric)} (ms)")
+        axis.set_title(f"{words.metric_name(metric)}, ms")
         axis.set_ylim(bottom=0)
         _mark_level(axis, run)
     _load_axis(panels[-1], levels)
@@ -113,7 +113,7 @@ def pareto(run: Run) -> Drawing:
     """What a request gets against what the server gives, over all trials and load levels."""
     name, title = "pareto", "Speed of a request against throughput"
     points = [
-        (1 / item.tpot_s.p50, item.output_tok_per_s.mean, record)
+        (1 / item.tpot_s.p50, item.output_tok_per_s.mean, record, item.concurrency)
         for record in run.all_records
         for item in record.measurements
         if item.valid and item.tpot_s is not None and item.tpot_s.p50 > 0
@@ -133,24 +133,40 @@ def pareto(run: Run) -> Drawing:
             axis.scatter(
                 [p[0] for p in mine], [p[1] for p in mine], s=30, color=colour, marker=marker, zorder=4, label=label
             )
-    front = front_of([(speed, total) for speed, total, _ in points])
+    front = front_of([(speed, total) for speed, total, *_ in points])
     axis.step(
         [p[0] for p in front], [p[1] for p in front], where="pre", color=VERMILLION, lw=1.3, label="front", zorder=3
     )
+    for speed, total, level in _mean_points(points, winner):
+        axis.annotate(f"{level}", (speed, total), (6, 2), textcoords="offset points", fontsize=8, color=BEST_COLOUR)
     axis.set_xlabel("tokens/s that one request gets (1 / median time per token)")
     axis.set_ylabel("output tokens/s of the server")
     axis.set_ylim(bottom=0)
     axis.set_xlim(left=0)
     axis.legend(loc="best", handletextpad=0.4)
     stamp(figure, run.all_records)
-    on_front = {record.number for speed, total, record in points if (speed, total) in set(front)}
+    on_front = {record.number for speed, total, record, _ in points if (speed, total) in set(front)}
     text = (
-        "Each point is one load level of one launch. "
+        "Each point is one load level of one launch; the best one's bear their requests in flight. "
         "Nothing lies above and to the right of the front; on it are trials "
         + ", ".join(str(number) for number in sorted(on_front)[:12])
         + (" and more." if len(on_front) > 12 else ".")
     )
     return Drawing(name, title, text, figure)
+
+
+def _mean_points(
+    points: Sequence[tuple[float, float, TrialRecord, int | None]], winner: TrialRecord | None
+) -> list[tuple[float, float, int]]:
+    """Where the levels of one configuration lie, over its launches."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for speed, total, record, level in points:
+        if winner is not None and level is not None and record.config.key == winner.config.key:
+            found.setdefault(level, []).append((speed, total))
+    return [
+        (statistics.fmean(x for x, _ in seen), statistics.fmean(y for _, y in seen), level)
+        for level, seen in found.items()
+    ]
 
 
 def front_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -191,7 +207,7 @@ def speculation(run: Run) -> Drawing:
     text = (
         f"At {level} requests in flight. Throughput = requests in flight x acceptance length / step time: more "
         "steps pay as long as the acceptance length grows faster than the step gets slower. Dots are "
-        "launches, the line joins their medians."
+        "launches, which differ in other settings too; the line joins their medians."
     )
     return Drawing(name, title, text, figure)
 

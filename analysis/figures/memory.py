@@ -47,7 +47,7 @@ QUANTITIES = (
 
 def memory_split(run: Run) -> Drawing:
     """GPU memory of the best configuration and the baseline by use, forecast beside what the log said."""
-    name, title = "memory", "GPU memory of the best configuration"
+    name, title = "memory", "GPU memory, forecast and seen"
     rows: list[tuple[str, dict[str, float]]] = []
     shown: list[TrialRecord] = []
     winner, first = best(run), baseline(run)
@@ -73,7 +73,7 @@ def memory_split(run: Run) -> Drawing:
         )
         # A size is written where it has room: from a fourteenth of the bar on.
         total = max(sum(split.values()) for _, split in rows) / 2**30
-        ink = INK if use in ("slack", "state_cache", "draft_weights", "kv_pool") else PAPER
+        ink = INK if use == "slack" else PAPER
         axis.bar_label(
             bars,
             [f"{size:.1f}" if size > total / 14 else "" for size in sizes],

@@ -25,6 +25,7 @@ from analysis.figures.style import (
     INK,
     KINDS,
     MUTED,
+    SERIES,
     SKY,
     VERMILLION,
     Drawing,
@@ -36,6 +37,7 @@ from analysis.standing import baseline, value_text
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
 
+WEAK_SHARE = 0.15  # below it the map is drawn, and said to explain little
 Positions: TypeAlias = NDArray[np.float64]
 
 PHASES = (
@@ -61,6 +63,9 @@ def progress(run: Run) -> Drawing:
     if failed:
         _draw_failures(rest[0], failed)
     (rest[0] if rest else values).set_xlabel("trial")
+    handles, labels = values.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower left", ncols=2, columnspacing=1, handletextpad=0.4)
     stamp(figure, run.all_records)
     return Drawing(name, title, _progress_text(run, failed), figure)
 
@@ -94,7 +99,6 @@ def _draw_values(axis: Axes, run: Run) -> None:
     axis.set_ylabel(words.metric_name(objective.metric) + unit)
     if good or again:
         axis.set_ylim(bottom=0, top=axis.get_ylim()[1] * 1.05)
-        axis.legend(loc="best", handletextpad=0.4)
     else:
         axis.set_yticks([])
         axis.text(0.5, 0.5, "no trial was measured", transform=axis.transAxes, ha="center", color=MUTED)
@@ -127,8 +131,11 @@ def _progress_text(run: Run, failed: dict[OutcomeKind, list[int]]) -> str:
     parts = [f"{words.counted(len(run.records), 'trial')}, {measured} of them measured to the end."]
     if failed:
         parts.append("Below: the trials that gave no value, by the way they ended.")
-    parts.append("The line is the best so far; it is a search value, and the diamonds are the fresh measurements.")
-    return " ".join(parts if run.finalist_records else [*parts[:-1], "The line is the best so far."])
+    if measured:
+        parts.append("The line is the best so far.")
+    if run.finalist_records:
+        parts.append("Diamonds are the finalists' fresh measurements, which alone decide.")
+    return " ".join(parts)
 
 
 def failure_map(run: Run) -> Drawing:
@@ -136,9 +143,9 @@ def failure_map(run: Run) -> Drawing:
     name, title = "failures", "Where configurations fail"
     found = explain(run)
     if found is None:
-        some = any(record.outcome.kind is not OutcomeKind.COMPLETE for record in counting(run))
-        why = "No searched parameter differs between the trials." if some else "No configuration failed."
-        return Drawing(name, title, why)
+        failed = len({record.outcome.kind for record in counting(run)} - {OutcomeKind.COMPLETE, OutcomeKind.PRUNED})
+        why = "All trials ended in one way, or no parameter differs between them." if failed else ""
+        return Drawing(name, title, why or "No configuration failed.")
     records = counting(run)
     across, up = found.parameters[0], found.parameters[1] if len(found.parameters) > 1 else None
     # Numbers read best along x.
@@ -148,12 +155,10 @@ def failure_map(run: Run) -> Drawing:
     shift = _shifts(len(records))
     x = _place(axis, records, across, "x", shift[:, 0])
     y = np.zeros(len(records)) + shift[:, 1] * 0.5 if up is None else _place(axis, records, up, "y", shift[:, 1])
-    for kind in sorted({record.outcome.kind for record in records}, key=list(KINDS).index):
-        at = [index for index, record in enumerate(records) if record.outcome.kind is kind]
-        marker, colour, label = KINDS[kind]
-        face = "none" if kind is OutcomeKind.PRUNED else colour
-        style: dict[str, Any] = {"color": colour} if marker == "|" else {"facecolors": face, "edgecolors": colour}
-        axis.scatter(x[at], y[at], marker=marker, s=30, linewidths=1.1, label=f"{label} ({len(at)})", zorder=3, **style)
+    for label, (marker, face, edge), at in _classes(records):
+        axis.scatter(
+            x[at], y[at], marker=marker, facecolors=face, edgecolors=edge, s=30, linewidths=1.1, label=label, zorder=3
+        )
     if up is None:
         axis.set_yticks([])
         axis.set_ylim(-1, 1)
@@ -163,11 +168,31 @@ def failure_map(run: Run) -> Drawing:
     stamp(figure, records, acceptance=False)
     pair = " and ".join(f"`{item}`" for item in found.parameters)
     text = (
-        f"Of all searched parameters {pair} explain best how a launch ended: they hold {found.share:.0%} of the "
-        "information about it (mutual information over entropy, corrected for chance). Points that share a value are "
-        "spread a little so that none hides another."
+        f"Of all searched parameters {pair} tell most about how a launch ended: {found.share:.0%} of the information "
+        "(adjusted mutual information). Points that share a value are spread a little so that none hides another."
     )
+    if found.share < WEAK_SHARE:
+        text = "No pair of parameters explains the failures well. " + text
     return Drawing(name, title, text, figure)
+
+
+def _classes(records: Sequence[TrialRecord]) -> list[tuple[str, tuple[str, str, str], list[int]]]:
+    """Label, marker with its colours, and places of each way to end; by cause where all are of one kind."""
+    found: dict[OutcomeKind | str, list[int]] = {}
+    one_kind = len({record.outcome.kind for record in records}) == 1
+    for index, record in enumerate(records):
+        found.setdefault(str(record.outcome.cause) if one_kind else record.outcome.kind, []).append(index)
+    rest = iter(zip("vs^DPX*op<>", (*SERIES, *SERIES), strict=False))
+    classes = []
+    for ending, at in sorted(found.items(), key=lambda item: -len(item[1])):
+        if isinstance(ending, OutcomeKind):
+            marker, colour, label = KINDS[ending]
+            face = "none" if ending is OutcomeKind.PRUNED else colour
+        else:
+            (marker, colour), label = next(rest), ending
+            face = colour
+        classes.append((f"{label} ({len(at)})", (marker, face, colour), at))
+    return classes
 
 
 def _is_number(records: Sequence[TrialRecord], name: str) -> bool:
@@ -177,46 +202,43 @@ def _is_number(records: Sequence[TrialRecord], name: str) -> bool:
         if not isinstance(record.candidate.values.get(name), list)
     }
     values.discard(None)
-    return len(values) > 4 and all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in values)
+    return len(values) > 6 and all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in values)
 
 
 def _place(axis: Axes, records: Sequence[TrialRecord], name: str, side: str, shift: Positions) -> Positions:
     """Positions of the trials along one parameter, and the ticks that name them."""
+    (axis.set_xlabel if side == "x" else axis.set_ylabel)(name)
     values = [record.candidate.values.get(name) for record in records]
-    label = axis.set_xlabel if side == "x" else axis.set_ylabel
-    label(name)
     if _is_number(records, name):
-        numbers = np.array([float(value) if isinstance(value, (int, float)) else math.nan for value in values])
-        low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
-        if low > 0 and high / low > 50:
-            (axis.set_xscale if side == "x" else axis.set_yscale)("log")
-            absent = low / (high / low) ** 0.12
-        else:
-            absent = low - 0.12 * (high - low)
-        missing = np.isnan(numbers)
-        if missing.any():
-            numbers[missing] = absent
-            axis_line = axis.axvline if side == "x" else axis.axhline
-            axis_line(absent, color=GRID, lw=6, zorder=1)
-            # Said at the place itself: a tick could fall on a number's.
-            at = {"x": absent, "y": 0.02} if side == "x" else {"x": 0.02, "y": absent}
-            axis.text(
-                **at,
-                s="default",
-                fontsize=8,
-                color=MUTED,
-                rotation=90 if side == "x" else 0,
-                transform=axis.get_xaxis_transform() if side == "x" else axis.get_yaxis_transform(),
-                va="bottom",
-                ha="center" if side == "x" else "left",
-            )
-        return numbers
+        return _place_numbers(axis, [float(v) if isinstance(v, (int, float)) else math.nan for v in values], side)
     texts = [value_text(value) for value in values]
     order = sorted(set(texts), key=lambda text: (_as_number(text), text))
     ticks = axis.set_xticks if side == "x" else axis.set_yticks
     ticks(range(len(order)), [text if len(text) <= 16 else text[:15] + "…" for text in order])
     (axis.set_xlim if side == "x" else axis.set_ylim)(-0.6, len(order) - 0.4)
     return np.array([order.index(text) for text in texts]) + shift * 0.6
+
+
+def _place_numbers(axis: Axes, values: Sequence[float], side: str) -> Positions:
+    """Numbers on a scale of their own; those that were left to the engine on a band before the least."""
+    numbers: Positions = np.array(values)
+    low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+    absent = low - 0.12 * (high - low)
+    if low > 0 and high / low > 20:
+        (axis.set_xscale if side == "x" else axis.set_yscale)("log")
+        absent = low / (high / low) ** 0.12
+    missing = np.isnan(numbers)
+    if missing.any():
+        numbers[missing] = absent
+        # Named at the band itself: a tick there could fall on a number's.
+        if side == "x":
+            axis.axvline(absent, color=GRID, lw=6, zorder=1)
+            place, transform, align = (absent, 1.01), axis.get_xaxis_transform(), "center"
+        else:
+            axis.axhline(absent, color=GRID, lw=6, zorder=1)
+            place, transform, align = (0.99, absent), axis.get_yaxis_transform(), "right"
+        axis.text(*place, "default", fontsize=8, color=MUTED, transform=transform, va="bottom", ha=align)
+    return numbers
 
 
 def _as_number(text: str) -> float:
@@ -302,7 +324,7 @@ def timeline(run: Run) -> Drawing:
     bottom = np.zeros(len(records))
     for field, label, colour in PHASES:
         spent = np.array([max(0.0, getattr(record.times, field)) for record in records]) / scale
-        if spent.sum() / scale * scale > 0.002 * sum(record.times.total_s for record in records) / scale:
+        if spent.sum() * scale > 0.005 * sum(record.times.total_s for record in records):
             top = bottom + spent
             _bars(axis, numbers, bottom, top, colour, label)
             bottom = top
@@ -311,7 +333,9 @@ def timeline(run: Run) -> Drawing:
     axis.set_xlabel("trial")
     axis.set_ylabel(f"wall time ({unit})")
     axis.grid(axis="x", visible=False)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower left", ncols=3, columnspacing=1)
+    figure.legend(
+        *axis.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1, handlelength=1.2
+    )
     stamp(figure, records, acceptance=False)
     return Drawing(name, title, _timeline_text(run, records), figure)
 
