@@ -37,11 +37,14 @@ class ServerConfig:
         flags: by the destination's name in this engine version, sorted; True is an on-flag, absent is the default.
         env: environment variables, sorted.
         rewrites: what was changed against the candidate, one sentence each.
+        implied: flags that were asked for and left out, because the engine chooses the same by itself; whether it does
+            is checked against what the server reports.
     """
 
     flags: tuple[tuple[str, Value], ...]
     env: tuple[tuple[str, str], ...] = ()
     rewrites: tuple[str, ...] = field(default=(), compare=False)
+    implied: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> str:
@@ -50,8 +53,25 @@ class ServerConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+class EngineError(Exception):
+    """An engine cannot be set up; ``key`` is what to change in the configuration, e.g. ``engine.version``."""
+
+    def __init__(self, key: str, text: str) -> None:
+        self.key = key
+        super().__init__(text)
+
+
 class RefusedError(Exception):
-    """The engine would refuse this candidate at its command line; the message is the reason, the flags it names."""
+    """The engine would refuse this candidate at its command line; the message is the reason, the flags it names.
+
+    Attributes:
+        config: what it would be launched with all the same, with the experiment's fixed flags; None when that is not
+            possible because the engine has no such flag.
+    """
+
+    def __init__(self, reason: str, config: ServerConfig | None = None) -> None:
+        self.config = config
+        super().__init__(reason)
 
 
 @dataclass(frozen=True)
