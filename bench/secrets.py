@@ -44,7 +44,7 @@ _FORMS = re.compile(
 _ASSIGNMENT = re.compile(
     r"""
     (?P<name>(?<![\w-])-{0,2}[A-Za-z_][\w-]*)
-    (?P<between>(?P<quote>['"]?)\s*[=:](?!=)\s*)
+    (?P<between>['"]?[ \t]*[=:](?!=)[ \t]*)
     (?P<value>'[^'\n]*'|"[^"\n]*"|[^\s,;)}\]'"]+)
     | (?P<flag>(?<![\w-])--[A-Za-z][\w-]*)(?P<space>[ \t]+)(?P<argument>'[^'\n]*'|"[^"\n]*"|[^\s'"-][^\s'"]*)
     """,

@@ -1,0 +1,189 @@
+"""GPUs: what the driver says of them (NVML), and whether their memory is free."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from bench.launch.processes import command_line
+
+# A process on the GPU holds at least its context (hundreds of MB); less than this is the driver's own.
+_TOLERANCE_BYTES = 200 * 2**20
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 0.25
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process on a GPU.
+
+    Attributes:
+        used_bytes: None where the driver does not tell.
+        command: empty where the process cannot be seen from here (another container).
+    """
+
+    pid: int
+    used_bytes: int | None
+    command: str
+
+    def describe(self) -> str:
+        memory = f" with {_gib(self.used_bytes)}" if self.used_bytes is not None else ""
+        return f"pid {self.pid} ({self.command or 'not visible from here'}){memory}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU at one moment.
+
+    Attributes:
+        used_bytes: all memory that is not free, the driver's own part included.
+        processes: as far as the driver lists them; inside a container it may list none.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    driver: str
+    total_bytes: int
+    used_bytes: int
+    processes: tuple[GpuProcess, ...]
+
+
+class Gpus:
+    """The GPUs that a server will see; none on a host without them, where all that is asked here has an easy answer.
+
+    Attributes:
+        why_none: why there is none, in the driver library's words; empty where there is one.
+    """
+
+    def __init__(self, visible: str | None = None) -> None:
+        """Open the driver library.
+
+        Args:
+            visible: as CUDA_VISIBLE_DEVICES: indices or UUIDs, separated by commas; None is all, empty is none. Indices
+                are the driver's (PCI bus order), which CUDA shares where all cards are of one kind.
+        """
+        self._nvml: Any = None
+        self._devices: list[Any] = []
+        self.why_none = "none is visible" if visible is not None and not visible.strip() else ""
+        if self.why_none:
+            return
+        try:
+            import pynvml
+        except ImportError as error:
+            self.why_none = str(error)
+            return
+        try:
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            self._devices = self._open(visible)
+        except pynvml.NVMLError as error:
+            self.why_none = str(error)
+            self.close()
+
+    def _open(self, visible: str | None) -> list[Any]:
+        if visible is None:
+            return [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+        names = [name.strip() for name in visible.split(",")]
+        return [
+            self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+            if name.isdigit()
+            else self._nvml.nvmlDeviceGetHandleByUUID(name.encode())
+            for name in names
+        ]
+
+    def __enter__(self) -> Gpus:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+        self._nvml, self._devices = None, []
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def facts(self) -> tuple[Gpu, ...]:
+        """What the driver says of each."""
+        return tuple(self._facts(device) for device in self._devices)
+
+    def used_bytes(self) -> tuple[int, ...]:
+        """Memory that is not free, by GPU; before the first launch this is the idle baseline."""
+        return tuple(int(self._nvml.nvmlDeviceGetMemoryInfo(device).used) for device in self._devices)
+
+    def occupants(self, baseline_bytes: tuple[int, ...], ours: Collection[int] = ()) -> tuple[str, ...]:
+        """Who is on the GPUs beside us, in words: pid and command, else only how much memory is in use.
+
+        Args:
+            baseline_bytes: what ``used_bytes`` said when they were idle.
+            ours: pids that are not meant.
+        """
+        found: list[str] = []
+        for gpu, baseline in zip(self.facts(), baseline_bytes, strict=True):
+            others = [process for process in gpu.processes if process.pid not in ours]
+            excess = gpu.used_bytes - baseline
+            if others:
+                found += [f"GPU {gpu.index}: {process.describe()}" for process in others]
+            elif excess > _TOLERANCE_BYTES:
+                found.append(f"GPU {gpu.index}: {_gib(excess)} more in use than when it was idle, by processes unseen")
+        return tuple(found)
+
+    async def wait_free(self, baseline_bytes: tuple[int, ...], *, deadline_s: float) -> tuple[str, ...]:
+        """Wait until no more memory is in use than when the GPUs were idle.
+
+        Returns:
+            empty once they are free (at once where there is none), else who is on them after ``deadline_s``.
+        """
+        end = time.monotonic() + deadline_s
+        poll_s = _SHORTEST_POLL_S
+        while any(
+            used > baseline + _TOLERANCE_BYTES for used, baseline in zip(self.used_bytes(), baseline_bytes, strict=True)
+        ):
+            if time.monotonic() >= end:
+                return self.occupants(baseline_bytes, ours={os.getpid()})
+            await asyncio.sleep(poll_s)
+            poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
+        return ()
+
+    def _facts(self, device: Any) -> Gpu:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
+        return Gpu(
+            index=int(self._nvml.nvmlDeviceGetIndex(device)),
+            name=_text(self._nvml.nvmlDeviceGetName(device)),
+            uuid=_text(self._nvml.nvmlDeviceGetUUID(device)),
+            driver=_text(self._nvml.nvmlSystemGetDriverVersion()),
+            total_bytes=int(memory.total),
+            used_bytes=int(memory.used),
+            processes=self._processes(device),
+        )
+
+    def _processes(self, device: Any) -> tuple[GpuProcess, ...]:
+        try:
+            listed = [
+                *self._nvml.nvmlDeviceGetComputeRunningProcesses(device),
+                *self._nvml.nvmlDeviceGetGraphicsRunningProcesses(device),
+            ]
+        except self._nvml.NVMLError:
+            return ()  # some virtual GPUs do not tell
+        memory_by_pid = {int(process.pid): process.usedGpuMemory for process in listed}
+        return tuple(
+            GpuProcess(pid, None if used is None else int(used), command_line(pid))
+            for pid, used in sorted(memory_by_pid.items())
+        )
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,148 @@
+"""GPUs: nothing needs one, and who holds their memory is said. NVML itself is faked here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from bench.launch.gpus import Gpus
+from bench.launch.processes import command_line
+
+GIB = 2**30
+
+
+@dataclass
+class FakeNvml:
+    """The calls of pynvml that are used, over cards whose memory the test sets."""
+
+    used_bytes: list[int]
+    processes: list[SimpleNamespace] = field(default_factory=list)
+    shut_down: bool = False
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None:
+        self.shut_down = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.used_bytes)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self.used_bytes):
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> int:
+        return int(uuid.removeprefix(b"GPU-"))
+
+    def nvmlDeviceGetIndex(self, device: int) -> int:
+        return device
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(total=96 * GIB, used=self.used_bytes[device])
+
+    def nvmlDeviceGetName(self, device: int) -> str:
+        return "Fake 96"
+
+    def nvmlDeviceGetUUID(self, device: int) -> str:
+        return f"GPU-{device}"
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.1"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[SimpleNamespace]:
+        return self.processes
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, device: int) -> list[SimpleNamespace]:
+        return []
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml([0, 0])
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+async def test_a_host_without_gpu_answers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with Gpus() as gpus:
+        assert len(gpus) == 0
+        assert gpus.why_none
+        assert gpus.facts() == ()
+        assert gpus.used_bytes() == ()
+        assert gpus.occupants(()) == ()
+        assert await gpus.wait_free((), deadline_s=0) == ()
+
+
+def test_no_visible_gpu_is_none(nvml: FakeNvml) -> None:
+    assert len(Gpus(visible="")) == 0
+
+
+@pytest.mark.parametrize(("visible", "indices"), [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-1", [1])])
+def test_the_gpus_are_those_that_the_server_will_see(nvml: FakeNvml, visible: str | None, indices: list[int]) -> None:
+    with Gpus(visible) as gpus:
+        assert [gpu.index for gpu in gpus.facts()] == indices
+    assert nvml.shut_down
+
+
+def test_a_gpu_that_does_not_exist_is_said_so(nvml: FakeNvml) -> None:
+    gpus = Gpus("7")
+    assert len(gpus) == 0
+    assert gpus.why_none == "Invalid Argument"
+
+
+def test_facts_are_the_drivers(nvml: FakeNvml) -> None:
+    gpu = Gpus("0").facts()[0]
+    assert (gpu.name, gpu.driver, gpu.total_bytes, gpu.used_bytes) == ("Fake 96", "580.1", 96 * GIB, 0)
+
+
+async def test_memory_that_comes_back_is_waited_for(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpus()
+    baseline = gpus.used_bytes()
+    nvml.used_bytes[1] = 40 * GIB
+    naps = []
+
+    async def nap(duration_s: float) -> None:
+        naps.append(duration_s)
+        nvml.used_bytes[1] = max(0, nvml.used_bytes[1] - 20 * GIB)
+
+    monkeypatch.setattr("bench.launch.gpus.asyncio.sleep", nap)
+    assert await gpus.wait_free(baseline, deadline_s=600) == ()
+    assert len(naps) == 2
+
+
+async def test_another_process_on_the_gpu_is_named_with_its_pid(nvml: FakeNvml) -> None:
+    gpus = Gpus("0")
+    baseline = gpus.used_bytes()
+    nvml.used_bytes[0] = 30 * GIB
+    nvml.processes = [
+        SimpleNamespace(pid=1, usedGpuMemory=29 * GIB),
+        SimpleNamespace(pid=2**22 - 1, usedGpuMemory=None),
+    ]
+    assert await gpus.wait_free(baseline, deadline_s=0.05) == (
+        f"GPU 0: pid 1 ({command_line(1)}) with 29.0 GiB",
+        f"GPU 0: pid {2**22 - 1} (not visible from here)",
+    )
+    assert gpus.occupants(baseline, ours={1, 2**22 - 1}) == (
+        "GPU 0: 30.0 GiB more in use than when it was idle, by processes unseen",
+    )
+
+
+async def test_where_the_driver_lists_nobody_the_memory_in_use_is_said(nvml: FakeNvml) -> None:
+    gpus = Gpus("0")
+    nvml.used_bytes[0] = 30 * GIB
+    assert await gpus.wait_free((0,), deadline_s=0.05) == (
+        "GPU 0: 30.0 GiB more in use than when it was idle, by processes unseen",
+    )
+
+
+async def test_what_the_driver_itself_takes_is_nobody(nvml: FakeNvml) -> None:
+    nvml.used_bytes[0] = 50 * 2**20
+    assert await Gpus("0").wait_free((0,), deadline_s=0) == ()

@@ -1,0 +1,145 @@
+"""Ctrl-C ends in good order, twice ends at once, and neither leaves anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import REPOSITORY, SERVER, Launchpad, until
+
+HARNESS = f"""
+import asyncio, os, sys, time
+import uvloop
+from pathlib import Path
+from bench.engines.protocol import Command
+from bench.launch.gpus import Gpus
+from bench.launch.interrupts import InterruptedByOperatorError, run_interruptible
+from bench.launch.ports import reserve
+from bench.launch.server import Server, kill_live_servers
+async def work():
+    code = {SERVER!r}.replace("{{begin}}", sys.argv[2])
+    with reserve() as port:
+        async with await Server.start(
+            Command((sys.executable, "-c", code, str(port.port))), folder=Path(sys.argv[1]), port=port,
+            launch_id=sys.argv[3], environment=dict(os.environ), gpus=Gpus(visible="")):
+            print("WORKING", flush=True)
+            if sys.argv[5] == "busy":
+                deadline = time.monotonic() + 30
+                while time.monotonic() < deadline:
+                    pass
+            if sys.argv[5] == "stubborn":
+                while True:
+                    try: await asyncio.sleep(30)
+                    except asyncio.CancelledError: pass
+            await asyncio.Event().wait()
+async def main():
+    try:
+        await run_interruptible(work(), kill_now=kill_live_servers, say=lambda text: print(text, flush=True),
+                                clean_end_s=1.0 if sys.argv[5] == "stubborn" else 10.0)
+    except InterruptedByOperatorError as error:
+        print("CLEAN", flush=True)
+        sys.exit(error.exit_code)
+if __name__ == "__main__":
+    (uvloop.run if sys.argv[4] == "uvloop" else asyncio.run)(main())
+"""
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def launch(pad: Launchpad, begin: str = "", loop: str = "asyncio", manner: str = "", **options: object):
+    pad.port.release()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(pad.folder), begin, pad.launch_id, loop, manner],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        **options,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "WORKING\n"
+    return process
+
+
+async def nothing_is_left(pad: Launchpad) -> None:
+    await until(lambda: not pad.family().find(), 5, "the end of the server")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_the_first_signal_ends_the_work_in_good_order(pad: Launchpad, loop: str, number: signal.Signals) -> None:
+    process = launch(pad, loop=loop)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=20)
+    assert number.name in output
+    assert "CLEAN" in output
+    assert process.returncode == 128 + number
+    assert errors == ""
+    assert pad.family().find() == []
+    assert not (pad.folder / "launch.json").exists()
+
+
+async def test_a_server_that_ignores_sigterm_is_ended_within_the_time_of_a_clean_end(pad: Launchpad) -> None:
+    process = launch(pad, IGNORES_SIGTERM)
+    await pad.log_has("fired up")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert "CLEAN" in output
+    assert pad.family().find() == []
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_the_second_signal_ends_it_at_once(pad: Launchpad, loop: str) -> None:
+    process = launch(pad, IGNORES_SIGTERM, loop)
+    await pad.log_has("fired up")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert "SIGINT" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert "CLEAN" not in output
+    assert process.returncode == 130
+    await nothing_is_left(pad)
+
+
+async def test_a_busy_event_loop_does_not_hold_up_the_second_signal(pad: Launchpad) -> None:
+    process = launch(pad, manner="busy")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert "SIGINT" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    await nothing_is_left(pad)
+
+
+async def test_work_that_will_not_be_cancelled_is_ended_after_its_time(pad: Launchpad) -> None:
+    process = launch(pad, manner="stubborn")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    await nothing_is_left(pad)
+
+
+async def test_sighup_stays_ignored_under_nohup(pad: Launchpad) -> None:
+    process = launch(pad, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert "SIGHUP" not in output
+    assert process.returncode == 130
+
+
+async def test_ctrl_c_in_a_terminal_reaches_neither_server_nor_guard(pad: Launchpad, tmp_path: Path) -> None:
+    """A terminal signals the whole foreground group; the server must not die of it before it was stopped in order."""
+    begin = "signal.signal(signal.SIGINT, lambda *_: print('GOT SIGINT', flush=True))"
+    process = launch(pad, begin, start_new_session=True)
+    await pad.log_has("fired up")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert "CLEAN" in output
+    assert "GOT SIGINT" not in (pad.folder / "server.log").read_text()
