@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+
 from bench.engines.protocol import Engine
-from bench.experiment import Experiment
+from bench.experiment import Experiment, HardwareSpec
+from bench.launch.gpus import Gpus
+
+# A card of the same name differs by less than this between drivers and boards.
+SAME_CARD_TOLERANCE = 0.02
 
 
 def create(experiment: Experiment) -> Engine:
-    """The engine that an experiment names.
+    """The engine that an experiment names; a real one forecasts for the GPU that is here, if there is one.
 
     Raises:
         EngineError: it cannot be set up.
@@ -15,6 +22,20 @@ def create(experiment: Experiment) -> Engine:
     from bench.engines.sglang.engine import SglangEngine
     from bench.engines.simulator.engine import SimulatorEngine
 
-    kind = SimulatorEngine if experiment.engine.name == "simulator" else SglangEngine
     names = frozenset(parameter.name for parameter in experiment.space.parameters if parameter.env)
-    return kind(experiment.engine, experiment.model, experiment.hardware, names)
+    if experiment.engine.name == "simulator":
+        return SimulatorEngine(experiment.engine, experiment.model, experiment.hardware, names)
+    return SglangEngine(experiment.engine, experiment.model, _seen(experiment.hardware), names)
+
+
+def _seen(hardware: HardwareSpec) -> HardwareSpec:
+    """The described card with the memory of the one that is here; a forecast never trusts a table where it can ask."""
+    if hardware.architecture == "cpu":
+        return hardware
+    with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+        totals = [gpu.total_bytes for gpu in gpus.facts()]
+    if not totals:
+        return hardware
+    total = float(min(totals))
+    same = abs(total - hardware.memory_bytes) <= SAME_CARD_TOLERANCE * hardware.memory_bytes
+    return dataclasses.replace(hardware, memory_bytes=total, available_bytes=hardware.available_bytes if same else None)

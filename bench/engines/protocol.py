@@ -167,14 +167,23 @@ class ServerCounters:
 
 
 class Engine(Protocol):
-    """What the harness asks of an engine. ``version`` is the installed one, else the one that the experiment names."""
+    """What the harness asks of an engine.
+
+    Attributes:
+        version: the installed one, else the one that the experiment names; ``flags_from``: what its flags are checked
+            against, in words.
+    """
 
     name: str
     version: str
     simulated: bool
+    flags_from: str
 
     def problems(self, flags: Mapping[str, Value]) -> list[str]:
         """Say what is wrong with flag names and values, one sentence each, with the closest name or the choices."""
+
+    def renamed(self, name: str) -> str | None:
+        """How this version calls a flag that is written as another version has it, in a sentence; None if as here."""
 
     def canonical(self, candidate: Candidate) -> ServerConfig:
         """Apply the engine's silent rewrites, so that equal servers are equal values.

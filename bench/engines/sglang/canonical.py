@@ -81,6 +81,7 @@ class _Server:
     around: Surroundings
     rewrites: list[str] = field(default_factory=list)
     implied: dict[str, Value] = field(default_factory=dict)
+    renamed: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -144,8 +145,7 @@ def canonical(flags: Mapping[str, Value], env: Mapping[str, str], around: Surrou
         rule(server)
     reasons = list(_refusals(server))
     if reasons:
-        notes = [note for note in server.rewrites if " is called " in note]
-        raise RefusedError("; ".join([*reasons, *notes]))
+        raise RefusedError("; ".join([*_renames(server, reasons), *reasons]))
     _drop_defaults(server)
     return ServerConfig(
         flags=tuple(sorted(server.flags.items())),
@@ -153,6 +153,11 @@ def canonical(flags: Mapping[str, Value], env: Mapping[str, str], around: Surrou
         rewrites=tuple(server.rewrites),
         implied=tuple(sorted(server.implied.items())),
     )
+
+
+def _renames(server: _Server, reasons: list[str]) -> list[str]:
+    """How flags that the reasons name were written, where that is another spelling."""
+    return [note for option, note in server.renamed if any(option in reason for reason in reasons)]
 
 
 def acceptance_length(per_token: float, steps: int) -> float:
@@ -166,6 +171,7 @@ def _translate(server: _Server, flags: Mapping[str, Value]) -> None:
         found = server.around.table.find(name)
         if found.note:
             server.rewrites.append(found.note)
+            server.renamed.append((found.option, found.note))
         if not _is_default(found, value):
             server.flags[found.name] = value
 
@@ -387,15 +393,15 @@ def _no_buffer_refusals(server: _Server, option: str, early: bool) -> Iterator[s
     if early and server.algorithm is not None:
         given = f"{option} no_buffer" if explicit else f"{option} auto, which is no_buffer here,"
         yield (
-            f"{given} with speculative decoding is refused in 0.5.10 to 0.5.13 while the radix cache is on; "
-            f"use {option} extra_buffer"
+            f"{given} with speculative decoding is refused in 0.5.10 to 0.5.13 while the radix cache is on "
+            f"(use {option} extra_buffer)"
         )
     if early and flags.get("linear_attn_decode_backend") == "flashinfer":
         yield f"--linear-attn-decode-backend flashinfer is not compatible with {option} no_buffer"
     if early or not explicit:
         return
     if not flags.get("disable_overlap_schedule"):
-        yield f"{option} no_buffer does not support overlap scheduling from 0.5.14 on; add --disable-overlap-schedule"
+        yield f"{option} no_buffer does not support overlap scheduling from 0.5.14 on (add --disable-overlap-schedule)"
     if (server.number("page_size") or 1) > 1:
         yield f"{option} no_buffer supports --page-size 1 only, seen {flags['page_size']}"
     if flags.get("attention_backend") == "trtllm_mha":

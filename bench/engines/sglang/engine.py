@@ -39,7 +39,6 @@ REPORTED_ELSEWHERE = {
     "cuda_graph_bs_decode": ("cuda_graph_config", "decode", "bs"),
     "cuda_graph_backend_decode": ("cuda_graph_config", "decode", "backend"),
     "cuda_graph_backend_prefill": ("cuda_graph_config", "prefill", "backend"),
-    "max_running_requests": ("max_running_requests_per_dp",),
 }
 MAX_CANONICAL_KEPT = 50_000  # canonical forms kept in memory, a few hundred bytes each
 _SAMPLE = re.compile(r"^(sglang:[a-z_]+)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
@@ -70,6 +69,7 @@ class SglangEngine:
         self.hardware = hardware
         self.table = self._table()
         self.version = self.table.version
+        self.flags_from = self.table.source
         self.shape = _shape(model)
         self._environment_names = environment_names
         self._around = Surroundings(
@@ -86,6 +86,10 @@ class SglangEngine:
         """What is wrong with flag names and values, one sentence each."""
         found = (self.table.problem(name, value) for name, value in flags.items())
         return [text for text in found if text]
+
+    def renamed(self, name: str) -> str | None:
+        """How this version calls a flag that is written in another version's spelling."""
+        return self.table.find(name).note
 
     def canonical(self, candidate: Candidate) -> ServerConfig:
         """The server that a candidate really starts, the experiment's fixed flags included.

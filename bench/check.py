@@ -1,0 +1,243 @@
+"""Check: says what a sweep would do, and what is wrong with it, without launching anything."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench import config, engines
+from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
+from bench.experiment import Experiment, Parameter
+from bench.launch.gpus import Gpus
+from bench.launch.ports import reserve
+from bench.search.space import Space
+from bench.words import listed
+
+MAX_ENUMERATED = 20_000  # points that are looked at one by one; larger spaces are sampled
+SAMPLES = 2_000
+EXAMPLES = 5
+# Seconds from launch to ready and from SIGTERM to gone: 27B on an H200 took 55 to 122 and 1 to 6, a tiny model on two
+# CPU cores 15 to 75 and 5 to 8; the simulator's are virtual.
+LAUNCH_S = (60.0, 120.0)
+FREE_BYTES_PER_LAUNCH = 2e6  # log, samples and outcome of one launch of the committed runs, rounded up
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the check of an experiment; 0 when it can run, 2 when its configuration is wrong."""
+    try:
+        experiment = config.load(sys.argv[1:] if arguments is None else arguments, command="bench.check")
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for line in report(experiment, engines.create(experiment)):
+        print(line)
+    return 0
+
+
+def report(experiment: Experiment, engine: Engine) -> Iterator[str]:
+    """The check, line by line."""
+    space = Space(experiment.space)
+    yield f"{experiment.name}: nothing is launched"
+    yield ""
+    yield from _surroundings(experiment, engine)
+    yield ""
+    yield from _described_space(experiment, space)
+    yield from (f"  renamed: {text}" for text in _renames(experiment, engine))
+    yield ""
+    yield from _named_configurations(experiment, engine)
+    yield ""
+    yield from _survey(experiment, engine, space)
+    yield ""
+    yield from _plan(experiment)
+
+
+def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
+    yield f"engine    {engine.name} {engine.version}; flags checked against {engine.flags_from}"
+    yield f"model     {experiment.model.name}: {experiment.model.path}"
+    hardware = experiment.hardware
+    with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+        seen = gpus.facts()
+        why_none = gpus.why_none
+    yield f"hardware  {hardware.name}: {_gib(hardware.memory_bytes)}, as described in its file"
+    if seen:
+        for gpu in seen:
+            used = f"{_gib(gpu.used_bytes)} of {_gib(gpu.total_bytes)} in use"
+            yield f"GPU       {gpu.index}: {gpu.name}, {used}" + (
+                "" if engine.simulated else "; the forecast is for it"
+            )
+    else:
+        yield f"GPU       none seen here ({why_none}); the forecast is for the hardware as described"
+    with reserve() as port:
+        yield f"port      {port.port} is free on the loopback address, as any launch needs one"
+    yield from _disk(experiment)
+
+
+def _disk(experiment: Experiment) -> Iterator[str]:
+    folder = next(path for path in [experiment.folder, *experiment.folder.absolute().parents] if path.exists())
+    free = shutil.disk_usage(folder).free
+    needed = FREE_BYTES_PER_LAUNCH * experiment.search.trials
+    verdict = "enough" if free > needed else f"too little: about {needed / 1e9:.1f} GB are needed"
+    yield f"results   {experiment.folder}; {free / 1e9:.1f} GB free: {verdict}"
+    if not os.access(folder, os.W_OK):
+        yield f"results   {folder} cannot be written: choose another results_dir="
+
+
+def _described_space(experiment: Experiment, space: Space) -> Iterator[str]:
+    size = f"{space.size:,}" if space.size is not None else "too many to count, or infinitely many,"
+    yield f"space     {experiment.space.name}: {len(space.parameters)} parameters, {size} points"
+    for parameter in space.parameters:
+        yield f"  {parameter.name}: {_described(parameter)}"
+    for text in experiment.space.constraints:
+        yield f"  constraint: {text}"
+
+
+def _described(parameter: Parameter) -> str:
+    if parameter.kind == "categorical":
+        values = listed("default" if choice is None else json.dumps(choice) for choice in parameter.choices)
+    elif parameter.kind == "flag":
+        values = "off, on"
+    else:
+        values = f"{parameter.low:g} to {parameter.high:g}"
+        values += f" by {parameter.step:g}" if parameter.step else ""
+        values += ", logarithmic" if parameter.log else ""
+    conditions = listed(
+        f"{item.parameter} is {' or '.join(json.dumps(value) for value in item.values)}" for item in parameter.when
+    )
+    return values + (f" (when {conditions})" if conditions else "")
+
+
+def _renames(experiment: Experiment, engine: Engine) -> list[str]:
+    """How this version calls parameters that are written in another spelling."""
+    notes = (engine.renamed(parameter.name) for parameter in experiment.space.parameters if not parameter.env)
+    return [note for note in notes if note]
+
+
+def _named_configurations(experiment: Experiment, engine: Engine) -> Iterator[str]:
+    """Baseline, recipes and what was tried by hand: each reason on a line of its own."""
+    spec = experiment.space
+    renames = set(_renames(experiment, engine))
+    named = [("baseline", spec.baseline)]
+    named += [(f"recipe {number}", recipe) for number, recipe in enumerate(spec.recipes, 1)]
+    named += [(f"tried {number}", tried) for number, tried in enumerate(spec.tried, 1)]
+    for name, values in named:
+        judged = _judge(engine, Candidate(dict(values)))
+        yield f"{name}: {_settings(values) or 'the engine as it comes'}"
+        yield from (f"  {judged.verdict}: {reason}" for reason in judged.reasons or ("no reason given",))
+        if judged.config is not None:
+            yield from (f"  rewritten: {text}" for text in judged.config.rewrites if text not in renames)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What becomes of one candidate: its verdict, and its canonical form where it has one."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    config: ServerConfig | None
+
+
+VERDICTS = {"fits": "fits", "edge": "at the edge", "does_not_fit": "does not fit", "refused": "refused"}
+
+
+def _judge(engine: Engine, candidate: Candidate) -> Judged:
+    try:
+        server = engine.canonical(candidate)
+    except RefusedError as error:
+        return Judged(VERDICTS["refused"], tuple(str(error).split("; ")), None)
+    forecast: Forecast = engine.forecast(server, Calibration())
+    return Judged(VERDICTS[forecast.verdict], forecast.reasons, server)
+
+
+@dataclass
+class _Group:
+    count: int = 0
+    example: str = ""
+    reason: str = ""
+
+
+def _survey(experiment: Experiment, engine: Engine, space: Space) -> Iterator[str]:
+    """All canonical configurations, or a sample of them: how many there are, what is ruled out and why."""
+    whole = space.size is not None and space.size <= MAX_ENUMERATED
+    points: Iterable[Candidate] = space.enumerate() if whole else space.sample(SAMPLES, seed=experiment.search.seed)
+    servers: dict[str, tuple[Judged, Mapping[str, Value]]] = {}
+    seen = 0
+    for seen, point in enumerate(points, 1):  # noqa: B007
+        judged = _judge(engine, point)
+        key = judged.config.key if judged.config else _settings(point.values)
+        servers.setdefault(key, (judged, point.values))
+    launchable = [judged.config for judged, _ in servers.values() if judged.config is not None]
+    what = "all" if whole else "a random sample of"
+    yield f"configurations: {what} {seen:,} points are {len(launchable):,} different servers that are accepted, e.g."
+    for server in itertools.islice(launchable, EXAMPLES):
+        yield f"  {server.key}: {_settings(dict(server.flags)) or 'the engine as it comes'}"
+    groups = _grouped(servers.values())
+    share = 100 / len(servers) if servers else 0.0
+    for verdict in ("refused", "does not fit", "at the edge"):
+        count = sum(judged.verdict == verdict for judged, _ in servers.values())
+        yield f"{verdict}: {count:,} of {len(servers):,} ({count * share:.0f} %)"
+        of_verdict = [group for (kind, _), group in groups.items() if kind == verdict]
+        for group in sorted(of_verdict, key=lambda item: -item.count):
+            yield f"  {group.count:,} x {group.reason}"
+            yield f"      e.g. {group.example}"
+
+
+def _grouped(judged: Iterable[tuple[Judged, Mapping[str, Value]]]) -> dict[tuple[str, str], _Group]:
+    """By verdict and by the wording of the decisive reason, numbers aside."""
+    groups: dict[tuple[str, str], _Group] = {}
+    for item, values in judged:
+        if item.verdict == VERDICTS["fits"] or not item.reasons:
+            continue
+        # What is refused may first say how a flag is called now; a forecast begins with what decides.
+        reason = item.reasons[-1 if item.config is None else 0]
+        wording = re.sub(r"[\d.,]+", "#", reason)
+        group = groups.setdefault((item.verdict, wording), _Group(0, _settings(values), reason))
+        group.count += 1
+    return groups
+
+
+def _plan(experiment: Experiment) -> Iterator[str]:
+    """How long it takes, from the bounds that the experiment sets."""
+    search, workload = experiment.search, experiment.workload
+    again = (search.finalists + 1) * search.finalist_rounds if search.finalists else 0
+    launches = search.trials + again
+    levels = len(workload.levels)
+    shortest = LAUNCH_S[0] + levels * workload.min_window_s
+    longest = LAUNCH_S[1] + levels * (workload.max_window_s + workload.max_warmup_s)
+    low, high = (launches * seconds / experiment.engine.time_scale / 3600 for seconds in (shortest, longest))
+    if search.hours is not None:
+        high = min(high, max(low, search.hours * (1 + again / max(search.trials, 1))))
+    yield f"plan      {search.trials} launches and {again} to measure the best again, {levels} load levels each"
+    launch = f"{LAUNCH_S[0]:.0f} to {LAUNCH_S[1]:.0f} s"
+    yield f"time      {_hours(low)} to {_hours(high)}; starting and stopping a server taken as {launch}"
+    yield f"forecast  search.forecast={search.forecast}: {_FORECAST[search.forecast]}"
+
+
+_FORECAST = {
+    "off": "everything is launched, nothing is forecast",
+    "advise": "everything is launched, the forecast is recorded",
+    "prune": "what does not fit is recorded and not launched",
+}
+
+
+def _settings(values: Mapping[str, Value]) -> str:
+    return " ".join(
+        f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()
+    )
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / 2**30:.1f} GiB"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
