@@ -93,17 +93,17 @@ def _misses(chosen: Mapping[str, Any]) -> str:
 
 
 def _so_far(run: Run, winner: TrialRecord) -> Answer:
-    total = run.setting("search", "trials")
-    planned = f" of {total}" if isinstance(total, int) and total >= len(run.records) else ""
-    many = len(run.records) != 1
-    ended = f"{len(run.records)}{planned} trial{'s' if many or planned else ''} {'have' if many else 'has'} ended"
+    total, count = run.setting("search", "trials"), len(run.records)
+    unfinished = isinstance(total, int) and count < total
+    ended = f"{count} of {total} trials {'has' if count == 1 else 'have'} ended" if unfinished else ""
     value = winner.value or 0.0
     first = baseline(run)
     shown = words.metric_value(run.objective.metric, value)
     if first is not None and first.config.key == winner.config.key:
-        headline = f"Not finished: {ended}, and nothing beats the baseline's {shown} so far."
+        lead = f"nothing beats the baseline's {shown} so far" if count > 1 else f"the baseline gave {shown}"
     else:
-        headline = f"Not finished: {ended}, and trial {winner.number} leads with {shown}."
+        lead = f"trial {winner.number} leads with {shown}"
+    headline = f"Not finished: {ended}, and {lead}." if unfinished else f"Not confirmed: {lead}, measured once."
     sentences = [_at_load(run)]
     if first is not None and first.value and first.config.key != winner.config.key:
         sentences.append(
@@ -112,10 +112,11 @@ def _so_far(run: Run, winner: TrialRecord) -> Answer:
         sentences.append(f"It sets: {settings(winner, first)}.")
     if meets_limits(winner, run.objective) is False:
         sentences.append(_nearest(run, winner))
-    sentences.append(
-        "Nothing has been measured again, so this is a lead and no answer: the best of many noisy values looks better "
-        "than it is."
-    )
+    if count > 1:
+        sentences.append(
+            "Nothing has been measured again, so this is a lead and no answer: the best of many noisy values looks "
+            "better than it is."
+        )
     sentences += _cost(run, winner, None)
     return Answer("running", headline, _once([*sentences, *_failures_in_short(run), *_reality(run, winner)]))
 

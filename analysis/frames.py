@@ -171,7 +171,7 @@ def measurement_at(record: TrialRecord, level: int | None) -> Measurement | None
 
 
 def metric_interval(measurement: Measurement, metric: str) -> Interval | None:
-    """A metric by name; one without an interval of its own gets one of no width."""
+    """A metric by name; one without an interval of its own gets an open one, so that it proves nothing by itself."""
     name, _, part = metric.partition(".")
     value = getattr(measurement, name, None)
     if isinstance(value, Summary):
@@ -179,7 +179,7 @@ def metric_interval(measurement: Measurement, metric: str) -> Interval | None:
     if isinstance(value, Interval):
         return interval_of(dataclasses.asdict(value))
     if isinstance(value, (int, float)):
-        return Interval(float(value), float(value), float(value), "one window, no interval")
+        return Interval(float(value), -math.inf, math.inf, "one window, no interval")
     return None
 
 

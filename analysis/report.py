@@ -24,7 +24,7 @@ from analysis.figures import drawings
 from analysis.figures.style import COLOURS, KINDS, Drawing, inline_svg, origins, save
 from analysis.frames import AnalysisError, Run, advice_text, command_text, load, measurement_at, metric_interval
 from analysis.intervals import is_difference, relative_difference
-from analysis.standing import Standing, baseline, best, measured, settings, standings, throughput
+from analysis.standing import Standing, baseline, best, by_load, measured, settings, standings
 from bench.outcome import OutcomeKind
 from bench.records import RunFolder, TrialRecord
 
@@ -166,7 +166,7 @@ def _finalists(run: Run) -> str:
     if not shown:
         return ""
     level, metric = run.objective.level, run.objective.metric
-    speeds = throughput(shown)
+    speeds = by_load(shown, "output_tok_per_s")
     first = next((item for item in shown if item.role == "baseline"), None)
     reference = None if first is None else speeds.get((first.record.config.key, level or 0))
     latencies = [name for name in run.objective.limits if name != metric] or ["ttft_s.p95", "tpot_s.p95"]
@@ -255,7 +255,9 @@ def _trial_row(
 ) -> str:
     outcome = record.outcome
     colour, words_of_kind = COLOUR_NAMES[KINDS[outcome.kind][1]], KINDS[outcome.kind][2]
-    cause = "" if str(outcome.cause) in ("none", "healthy") else f' <span class="cause">{escape(outcome.cause)}</span>'
+    cause = (
+        "" if str(outcome.cause) in ("none", "healthy") else f' <span class="cause">{_breakable(outcome.cause)}</span>'
+    )
     measurement = measurement_at(record, run.objective.level)
     latencies = [
         None if measurement is None else metric_interval(measurement, name) for name in ("ttft_s.p95", "tpot_s.p95")
@@ -323,6 +325,11 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
 
 def _joined(item: Any) -> str:
     return " ".join(str(part) for part in item) if isinstance(item, (list, tuple)) else str(item)
+
+
+def _breakable(name: str) -> str:
+    """A long name that a narrow column may break at its underscores."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _prose(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frames import Objective, Run, meets_limits
+from analysis.frames import Objective, Run, meets_limits, metric_interval
 from analysis.intervals import pool
 from bench.engines.protocol import Value
 from bench.load.measurement import Interval, Measurement
@@ -80,14 +80,16 @@ def standings(run: Run) -> list[Standing]:
     return [found for role, record in chosen.values() if (found := _standing(run, role, record)).launches]
 
 
-def throughput(standings: Sequence[Standing]) -> dict[tuple[str, int], Interval]:
-    """Output tokens per second by configuration key and concurrency, over all launches of each."""
+def by_load(standings: Sequence[Standing], metric: str) -> dict[tuple[str, int], Interval]:
+    """A metric by configuration key and concurrency, over all launches of each configuration."""
     levels = sorted({item.concurrency for standing in standings for item in measured(standing) if item.concurrency})
     found: dict[tuple[str, int], Interval] = {}
     for level in levels:
         groups = {
             standing.record.config.key: [
-                item.output_tok_per_s for item in measured(standing) if item.concurrency == level
+                value
+                for item in measured(standing)
+                if item.concurrency == level and (value := metric_interval(item, metric)) is not None
             ]
             for standing in standings
         }

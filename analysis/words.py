@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from rich.console import Console
+
 from bench.load.measurement import Interval
 
 METRICS = {
@@ -84,3 +86,9 @@ def gib(value_bytes: float) -> str:
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for a table where there is none."""
+    found = Console()
+    return found if found.is_terminal else Console(width=140)

@@ -25,7 +25,7 @@ from analysis.figures.style import (
     stamp,
 )
 from analysis.frames import Run, measurement_at, metric_interval
-from analysis.standing import Standing, baseline, best, measured, standings, throughput
+from analysis.standing import Standing, baseline, best, by_load, measured, standings
 from bench.engines.protocol import Value
 from bench.load.measurement import Measurement
 from bench.outcome import OutcomeKind
@@ -39,7 +39,7 @@ def throughput_by_load(run: Run) -> Drawing:
     """Output tokens per second against concurrency, for best, baseline and finalists."""
     name, title = "throughput", "Throughput against load"
     shown = _shown(run)
-    speeds = throughput(shown)
+    speeds = by_load(shown, "output_tok_per_s")
     if not speeds:
         return Drawing(name, title, "No load level has been measured yet.")
     figure, (axis,) = axes(height=3.3)
@@ -124,9 +124,9 @@ def pareto(run: Run) -> Drawing:
     winner, first = best(run), baseline(run)
     own = {record.config.key for record in (winner, first) if record is not None}
     others = [point for point in points if point[2].config.key not in own]
-    axis.scatter(
-        [p[0] for p in others], [p[1] for p in others], s=12, color=MUTED, alpha=0.55, lw=0, label="other trials"
-    )
+    if others:
+        x, y = [p[0] for p in others], [p[1] for p in others]
+        axis.scatter(x, y, s=12, color=MUTED, alpha=0.55, lw=0, label="other trials")
     for record, label, marker, colour in ((first, "baseline", "s", INK), (winner, "best", "o", BEST_COLOUR)):
         mine = [p for p in points if record is not None and p[2].config.key == record.config.key]
         if mine and not (label == "baseline" and winner is not None and first is winner):
@@ -148,7 +148,7 @@ def pareto(run: Run) -> Drawing:
     on_front = {record.number for speed, total, record, _ in points if (speed, total) in set(front)}
     text = (
         "Each point is one load level of one launch; the best one's bear their requests in flight. "
-        "Nothing lies above and to the right of the front; on it are trials "
+        "Nothing lies above and to the right of the front; on it, by trial: "
         + ", ".join(str(number) for number in sorted(on_front)[:12])
         + (" and more." if len(on_front) > 12 else ".")
     )

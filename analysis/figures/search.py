@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis import words
@@ -63,6 +64,7 @@ def progress(run: Run) -> Drawing:
     if failed:
         _draw_failures(rest[0], failed)
     (rest[0] if rest else values).set_xlabel("trial")
+    values.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = values.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=2, columnspacing=1, handletextpad=0.4)
@@ -332,6 +334,7 @@ def timeline(run: Run) -> Drawing:
     axis.set_xlim(numbers.min() - 0.7, numbers.max() + 0.7)
     axis.set_xlabel("trial")
     axis.set_ylabel(f"wall time ({unit})")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="x", visible=False)
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1, handlelength=1.2
