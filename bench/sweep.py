@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import yaml
@@ -21,7 +22,9 @@ from bench import best, breaker, config, engines, environment, records
 from bench.engines.protocol import Candidate, Engine
 from bench.experiment import Experiment
 from bench.launch import reaping
-from bench.launch.interrupts import Interrupted, interruptible
+from bench.launch.gpus import Gpus
+from bench.launch.interrupts import InterruptedByOperatorError, run_interruptible
+from bench.launch.server import kill_live_servers
 from bench.outcome import Outcome, OutcomeKind
 from bench.progress import Progress
 from bench.records import RecordError, RunFolder, TrialRecord
@@ -34,7 +37,6 @@ from bench.trial import Host, run_trial
 FIXED_SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective")
 
 EXIT_NO_ANSWER = 3
-EXIT_INTERRUPTED = 130
 
 
 class RunError(Exception):
@@ -42,21 +44,24 @@ class RunError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sweep; 0 with an answer, 2 on bad input, 3 without an answer, 130 when interrupted."""
+    """Run a sweep; 0 with an answer, 2 on bad input, 3 without an answer, 128 and the signal's number
+    when interrupted."""
     console = Console()
     try:
         experiment = config.load(sys.argv[1:] if arguments is None else arguments, command="bench.sweep")
         with _locked(experiment.folder):
-            return asyncio.run(interruptible(Sweep(experiment, console).run()))
+            return asyncio.run(
+                run_interruptible(Sweep(experiment, console).run(), kill_now=kill_live_servers, say=console.print)
+            )
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except (RunError, RecordError) as error:
         print(f"bench.sweep: {error}", file=sys.stderr)
         return 2
-    except Interrupted:
-        console.print(f"interrupted; go on with: {_resume_command(experiment)}", markup=False, soft_wrap=True)
-        return EXIT_INTERRUPTED
+    except InterruptedByOperatorError as interrupted:
+        console.print(f"{interrupted}; go on with: {_resume_command(experiment)}", markup=False, soft_wrap=True)
+        return interrupted.exit_code
 
 
 class Sweep:
@@ -75,11 +80,14 @@ class Sweep:
     async def run(self) -> int:
         _open_run(self._experiment, self._folder)
         for reaped in reaping.reap(self._experiment.folder.parent.parent):
-            self._console.print(f"ended a server that an earlier run left behind: {reaped}", markup=False)
-        host = Host.observe(self._experiment)
+            self._console.print(f"an earlier run was killed; {reaped.describe()}", markup=False, soft_wrap=True)
+        with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+            return await self._run(Host(gpus, gpus.used_bytes()))
+
+    async def _run(self, host: Host) -> int:
+        described = tuple(str(fact) for fact in host.gpus.facts())
         records.write_json(
-            self._folder.environment,
-            environment.observe(f"{self._engine.name} {self._engine.version}", host.gpu_descriptions),
+            self._folder.environment, environment.observe(f"{self._engine.name} {self._engine.version}", described)
         )
         study = Study(
             self._experiment,
@@ -214,7 +222,7 @@ def _open_run(experiment: Experiment, folder: RunFolder) -> None:
         raise RunError(f"cannot write {folder.experiment}: {error}; choose another results_dir=") from error
 
 
-def _plain(value: object) -> object:
+def _plain(value: object) -> Any:
     return orjson.loads(records.to_json(value))
 
 

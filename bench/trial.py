@@ -18,7 +18,6 @@ import pyarrow.parquet
 from bench import records
 from bench.engines.protocol import Command, Engine, LaunchFacts, ServerCounters
 from bench.experiment import Experiment
-from bench.faults import LogReader
 from bench.launch import ports
 from bench.launch.gpus import Gpus
 from bench.launch.readiness import Ready, wait_failure, wait_ready
@@ -36,6 +35,8 @@ HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
 LAST_WORDS_S = 3.0
 GPU_WAIT_S = 120.0
 FLUSH_TIMEOUT_S = 10.0
+# One reply in a hundred may be cut short by the end of a level; more is the server's doing.
+MAX_GARBAGE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,7 @@ class _Trial:
             detail = f"ready, but /server_info did not tell what runs: {type(error).__name__} {error}"
             return Outcome(OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS, Phase.IDENTITY, detail)
         records.write_json(self._folder / "server_info.json", info)
-        differences = self._engine.differences(
-            self._proposal.config, info, served_model_name=self._served_name
-        )
+        differences = self._engine.differences(self._proposal.config, info, served_model_name=self._served_name)
         if not differences:
             return None
         seen = "; ".join(f"{item.name}: asked {item.asked}, runs {item.seen}" for item in differences)
@@ -208,6 +207,11 @@ class _Trial:
                 self._keep(result, concurrency, elapsed_s)
                 if result.failure is not None:
                     self.got.outcome = await self._failed(result, concurrency, watching)
+                    return
+                garbage = _garbage(result)
+                if garbage is not None:
+                    detail = f"at {concurrency} concurrent requests: {garbage}"
+                    self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
                     return
                 if result.stopped:
                     self.got.outcome = self._pruned(result, concurrency)
@@ -267,7 +271,7 @@ class _Trial:
         if result.measurement is not None:
             self.got.measurements.append(result.measurement)
             measured_s = result.measurement.window_s / scale
-        if result.requests is not None:
+        if result.requests.num_rows:
             pyarrow.parquet.write_table(result.requests, self._folder / f"requests-{concurrency}.parquet")
         self.got.measure_s += min(measured_s, elapsed_s)
         self.got.warmup_s += elapsed_s - min(measured_s, elapsed_s)
@@ -284,9 +288,8 @@ class _Trial:
         if done:
             died = watching.result()
             return replace(died, detail=f"{where}: {died.detail}")
-        assert result.failure is not None
-        kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
-        return Outcome(kind, result.failure.cause, Phase.MEASURE, f"{where}: {result.failure.detail}")
+        kind = OutcomeKind.HUNG if result.failure is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
+        return Outcome(kind, result.failure or Cause.UNKNOWN, Phase.MEASURE, f"{where}: {result.detail}")
 
     def _pruned(self, result: LevelResult, concurrency: int) -> Outcome:
         reached = result.measurement.output_tok_per_s.high if result.measurement else 0.0
@@ -334,6 +337,18 @@ class _Trial:
 
 def _lines(server: Server) -> list[str]:
     return server.log.path.read_text(errors="replace").splitlines() if server.log.path.exists() else []
+
+
+def _garbage(result: LevelResult) -> str | None:
+    """What is wrong with the replies themselves; fast garbage must never win. A model of random weights repeats
+    itself, so repetition alone is only worth the warning that the measurement carries."""
+    wrong = result.requests_empty + result.requests_miscounted
+    if wrong <= MAX_GARBAGE_SHARE * result.requests_finished:
+        return None
+    return (
+        f"of {result.requests_finished} replies {result.requests_empty} were empty and "
+        f"{result.requests_miscounted} held another number of tokens than asked for"
+    )
 
 
 async def _is_healthy(session: aiohttp.ClientSession) -> bool:

@@ -112,7 +112,11 @@ class Study:
                 return proposal
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
-            proposal = self._propose("search", self._space.suggest(trial), trial)
+            candidate = self._space.suggest(trial)
+            if self._space.violated(candidate):
+                self._forbid(trial)
+                continue
+            proposal = self._propose("search", candidate, trial)
             if proposal is not None:
                 return proposal
         for candidate in self._space.sample(MAX_RANDOM_DRAWS, seed=self._experiment.search.seed + len(self.records)):
@@ -141,21 +145,28 @@ class Study:
 
     def _propose(self, role: str, candidate: Candidate, trial: Trial | None) -> Proposal | None:
         """A proposal if the candidate is a server that was not seen yet, else None."""
-        number = len(self.records)
         try:
             config = self._engine.canonical(candidate)
-        except RefusedError as error:
-            config = ServerConfig(tuple(sorted(candidate.values.items())))
-            if config.key in self._seen:
-                return self._drop(trial)
-            skip = Outcome(OutcomeKind.REJECTED, Cause.CONFIG_INCOMPATIBLE, Phase.FORECAST, str(error))
-            forecast = Forecast("refused", (str(error),))
-            launch_anyway = self._experiment.search.forecast != "prune"
-            return Proposal(number, role, candidate, config, forecast, None if launch_anyway else skip, trial)
+        except RefusedError as refused:
+            return self._refused(role, candidate, trial, refused)
         if config.key in self._seen:
-            return self._drop(trial)
+            self._drop(trial)
+            return None
         forecast_, skip_ = self._foresee(candidate, config, role)
-        return Proposal(number, role, candidate, config, forecast_, skip_, trial)
+        return Proposal(len(self.records), role, candidate, config, forecast_, skip_, trial)
+
+    def _refused(self, role: str, candidate: Candidate, trial: Trial | None, refused: RefusedError) -> Proposal | None:
+        """A candidate that the engine's own rules exclude: launched only where the forecast may not decide."""
+        config = refused.config or ServerConfig(tuple(sorted(candidate.values.items())))
+        if config.key in self._seen:
+            self._drop(trial)
+            return None
+        skip = Outcome(OutcomeKind.REJECTED, Cause.CONFIG_INCOMPATIBLE, Phase.FORECAST, str(refused))
+        launch = refused.config is not None and self._experiment.search.forecast != "prune"
+        forecast = Forecast("refused", (str(refused),))
+        return Proposal(
+            len(self.records), role, candidate, config, forecast, skip=None if launch else skip, trial=trial
+        )
 
     def _foresee(self, candidate: Candidate, config: ServerConfig, role: str) -> tuple[Forecast | None, Outcome | None]:
         if self._experiment.search.forecast == "off":
@@ -191,6 +202,13 @@ class Study:
         trial = self._study.ask()
         self._space.suggest(trial)
         return trial
+
+    def _forbid(self, trial: Trial) -> None:
+        """Tell a point that breaks the space's own constraints, which Optuna does not know, as infeasible."""
+        trial.set_constraint("fits", 0.0)
+        trial.set_constraint("runs", 1.0)
+        trial.set_user_attr("outcome", "breaks the space's constraints")
+        self._study.tell(trial, state=TrialState.PRUNED)
 
     def _drop(self, trial: Trial | None) -> None:
         if trial is not None:
