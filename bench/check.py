@@ -35,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    for line in report(experiment, engines.create(experiment)):
-        print(line)
+    try:
+        for line in report(experiment, engines.create(experiment)):
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -59,6 +63,8 @@ def report(experiment: Experiment, engine: Engine) -> Iterator[str]:
 
 def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
     yield f"engine    {engine.name} {engine.version}; flags checked against {engine.flags_from}"
+    if experiment.engine.flags:
+        yield f"flags     of every launch: {_settings(experiment.engine.flags)}"
     yield f"model     {experiment.model.name}: {experiment.model.path}"
     hardware = experiment.hardware
     with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
@@ -127,7 +133,7 @@ def _named_configurations(experiment: Experiment, engine: Engine) -> Iterator[st
     named += [(f"tried {number}", tried) for number, tried in enumerate(spec.tried, 1)]
     for name, values in named:
         judged = _judge(engine, Candidate(dict(values)))
-        yield f"{name}: {_settings(values) or 'the engine as it comes'}"
+        yield f"{name}: {_settings(values) or 'no flags beside those of every launch'}"
         yield from (f"  {judged.verdict}: {reason}" for reason in judged.reasons or ("no reason given",))
         if judged.config is not None:
             yield from (f"  rewritten: {text}" for text in judged.config.rewrites if text not in renames)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
-from bench.engines.protocol import Engine
-from bench.experiment import Experiment, HardwareSpec
-from bench.launch.gpus import Gpus
+if TYPE_CHECKING:  # the experiment's types stand on the protocol beside this file
+    from bench.engines.protocol import Engine
+    from bench.experiment import Experiment, HardwareSpec
 
 # A card of the same name differs by less than this between drivers and boards.
 SAME_CARD_TOLERANCE = 0.02
@@ -30,6 +31,8 @@ def create(experiment: Experiment) -> Engine:
 
 def _seen(hardware: HardwareSpec) -> HardwareSpec:
     """The described card with the memory of the one that is here; a forecast never trusts a table where it can ask."""
+    from bench.launch.gpus import Gpus
+
     if hardware.architecture == "cpu":
         return hardware
     with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:

@@ -50,7 +50,7 @@ SPECULATIVE_ALGORITHMS = {
 }
 # Smallest and largest value; the command line takes any number and the server dies later.
 RANGES: Mapping[str, tuple[float, float | None]] = {
-    "mem_fraction_static": (0.001, 0.999),
+    "mem_fraction_static": (0.0001, 0.9999),
     "schedule_conservativeness": (0, None),
     "max_running_requests": (1, None),
     "max_total_tokens": (1, None),
