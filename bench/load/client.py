@@ -21,9 +21,11 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from bench.load.stream import Stream
+from bench.load.target import Target
+
+__all__ = ["Client", "Connection", "Target"]
 
 _SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)  # asm-generic/socket.h; Python names it from 3.14 on
 _TIMESPEC = struct.Struct("@ll")
@@ -32,55 +34,6 @@ _READ_BYTES = 65_536
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 _CONNECTS_AT_ONCE = 64  # below every server's listen backlog
 _SLICE_NS = 500_000  # decoding holds the loop for at most about this long, so that arrivals are not merged
-
-ROUTES = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where requests go.
-
-    Attributes:
-        base_url: ``http://host:port`` (https is not supported: the kernel cannot stamp what it cannot read).
-        route: ``generate`` (SGLang's own), ``completions`` or ``chat``.
-        model: name that the OpenAI routes want.
-        headers: more request headers, e.g. an authorization.
-        speculation_details: ask the OpenAI routes for SGLang's ``return_spec_tokens_details`` (0.5.20 and later).
-    """
-
-    base_url: str
-    route: str = "generate"
-    model: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    speculation_details: bool = False
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port.
-
-        Raises:
-            ValueError: for another scheme than http, or an unknown route.
-        """
-        parts = urlsplit(self.base_url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"base URL {self.base_url!r}: expected http://host:port")
-        if self.route not in ROUTES:
-            raise ValueError(f"route {self.route!r}: expected one of {', '.join(ROUTES)}")
-        return parts.hostname, parts.port or 80
-
-    def request_bytes(self, body: bytes) -> bytes:
-        """The whole HTTP request."""
-        path = urlsplit(self.base_url).path.rstrip("/").removesuffix("/v1") + ROUTES[self.route]
-        host, port = self.address
-        lines = [
-            f"POST {path} HTTP/1.1",
-            f"Host: {host}:{port}",
-            "Content-Type: application/json",
-            "Accept: text/event-stream",
-            f"Content-Length: {len(body)}",
-            *(f"{name}: {value}" for name, value in self.headers),
-        ]
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @dataclass(eq=False, slots=True)
@@ -91,6 +44,7 @@ class Connection:
     fd: int
     stream: Stream | None = None
     unsent: memoryview | None = None
+    served: int = 0  # requests before this one
     tail: bytes = b""  # the last bytes of the body, where a read was too short to hold the closing chunk
 
 
@@ -253,6 +207,7 @@ class Client:
         stream.ended = True
         stream.ended_ns = self.last_read_ns
         connection.stream = None
+        connection.served += 1
         if stream.keep_alive:
             self.on_end(stream, connection)
         else:
@@ -272,6 +227,7 @@ class Client:
         self._drop(connection)
         if stream is not None:
             stream.error = error
+            stream.unanswered = connection.served > 0 and stream.status is None and not stream.reads
             stream.ended = True
             stream.ended_ns = time.time_ns()
             self.on_end(stream, None)

@@ -50,6 +50,8 @@ class Measurement:
         output_tok_per_s: from tokens that arrived inside the window.
         ttft_s: request written to first chunk with content.
         ttft_scheduled_s: from the time at which it was due (open loop), else None.
+        ttfat_s: to the first token of the answer, where reasoning comes before it.
+        e2e_scheduled_s: from the time at which it was due to the last token (open loop), else None.
         tpot_s: per request ``(last - first) / (tokens - tokens of the first chunk)``.
         itl_s: every gap spread over its tokens.
         icl_s: gap between chunks.
@@ -60,6 +62,7 @@ class Measurement:
         client_lag_p99_s: handling time less arrival time of chunks.
         client_cpu_share: of one core, over the window.
         prompts_hash: of the prompt set used.
+        intervals: 95 % intervals of headline latencies by name, e.g. ``ttft_s.p95``, where samples were enough.
     """
 
     pattern: str
@@ -94,3 +97,6 @@ class Measurement:
     client_lag_p99_s: float | None = None
     client_cpu_share: float | None = None
     warnings: tuple[str, ...] = ()
+    ttfat_s: Summary | None = None
+    e2e_scheduled_s: Summary | None = None
+    intervals: tuple[tuple[str, Interval], ...] = ()

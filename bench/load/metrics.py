@@ -57,7 +57,8 @@ def weighted_summary(values: Floats, weights: Floats) -> Summary | None:
 def latencies(
     streams: Sequence[Stream], chunks: Integers, start_ns: int, end_ns: int, seconds: float, *, scheduled: bool
 ) -> Latencies:
-    """Latencies in a window: of first tokens, last tokens and gaps that lie in it. Failed requests are left out.
+    """Latencies in a window: of first tokens, last tokens and gaps that lie in it; where requests were due at given
+    times, of the requests that were due in it, however late they were served. Failed requests are left out.
 
     Args:
         chunks: rows of ``COLUMNS``, in any order.
@@ -65,9 +66,13 @@ def latencies(
         scheduled: the requests were due at given times.
     """
     good = [stream for stream in streams if stream.error is None]
-    first = [s for s in good if start_ns < s.first_ns <= end_ns]
-    answered = [s for s in good if start_ns < s.first_answer_ns <= end_ns]
-    finished = [s for s in good if s.closed and start_ns < s.last_ns <= end_ns]
+
+    def inside(stream: Stream, stamp_ns: int) -> bool:
+        return bool(stamp_ns) and start_ns < (stream.scheduled_ns if scheduled else stamp_ns) <= end_ns
+
+    first = [s for s in good if inside(s, s.first_ns)]
+    answered = [s for s in good if inside(s, s.first_answer_ns)]
+    finished = [s for s in good if s.closed and inside(s, s.last_ns)]
     whole = [s for s in finished if not s.first_wave]
 
     def took(pairs: Sequence[tuple[int, int]]) -> Summary | None:

@@ -35,6 +35,7 @@ class Stream:
         counted: every chunk told its token count; else each was taken for one token until the end told the sum.
         ended: the last byte has arrived, or nothing more will; closed: and all of it is decoded.
         error: why it failed, or None.
+        unanswered: the kept connection turned out to be closed, without a byte of a response.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Stream:
     ended: bool = False
     ended_ns: int = 0
     closed: bool = False
+    unanswered: bool = False
     # the response's head
     status: int | None = None
     chunked: bool = False
@@ -79,6 +81,10 @@ class Stream:
     @property
     def ok(self) -> bool:
         return self.closed and self.error is None
+
+    def renew(self) -> None:
+        """Make a request that was not answered ready to be sent once more."""
+        self.error, self.ended, self.closed, self.unanswered = None, False, False, False
 
     @property
     def complete(self) -> bool:
@@ -161,10 +167,18 @@ class Stream:
         if not self.counted and self._reported:
             self.tokens = self._reported
 
+    def miscounted(self, *, ignore_eos: bool) -> bool:
+        """Whether the response has another number of tokens than its chunks add up to or, if it was to go on past its
+        end, than was asked for.
+        """
+        differs = self._reported is not None and self._reported != self.tokens
+        return differs or (ignore_eos and self.tokens != self.asked_tokens)
+
     @property
-    def miscounted(self) -> bool:
-        """The chunks' tokens do not add up to what the response says of itself."""
-        return self._reported is not None and self._reported != self.tokens
+    def repeats(self) -> bool:
+        """Whether the reply says one thing over and over."""
+        words = self.text.split()
+        return len(self.text) >= 32 and (len(set(self.text)) <= 2 or (len(words) >= 8 and len(set(words)) <= 2))
 
     def _row(self, tokens: int, arrival_ns: int, handled_ns: int, chunks: array[int]) -> None:
         gap_ns = arrival_ns - self.last_ns if self.chunks else -1

@@ -22,9 +22,9 @@ MIN_BINS, MAX_BINS = 20, 40
 STEPS_PER_BIN = 8  # of the shortest bin: enough that a step more or less is noise
 _FINE_NS = 1_000_000
 _LOOK_BACK = 1_000  # fine bins in which the arrival before a window is looked for
-_TREND_BINS, _MIN_TREND_BINS = 10, 6
+TREND_BINS, _MIN_TREND_BINS = 10, 6
 _NEGLIGIBLE_CHANGE = 0.02
-_TOLERATED_CHANGE = 0.10  # of a trend that noise explains as well
+_SECTIONS, _MIN_PER_SECTION = 10, 5
 _CUSUM_CRITICAL = 1.358  # 5 % point of the supremum of a Brownian bridge (Kolmogorov)
 
 
@@ -82,9 +82,13 @@ def bins_for(length_s: float, step_s: float) -> int:
     return int(np.clip(length_s / (STEPS_PER_BIN * step_s) if step_s > 0 else MAX_BINS, MIN_BINS, MAX_BINS))
 
 
-def is_steady(rates: Floats) -> bool:
-    """Whether the last ten bins show neither a trend nor a shift that noise would not explain."""
-    recent = rates[-_TREND_BINS:]
+def is_steady(rates: Floats, *, tolerated_change: float = 0.10) -> bool:
+    """Whether the last ten bins show neither a trend nor a shift that noise would not explain.
+
+    Args:
+        tolerated_change: relative, of a trend that noise explains as well.
+    """
+    recent = rates[-TREND_BINS:]
     count = len(recent)
     if count < _MIN_TREND_BINS or recent.mean() <= 0:
         return False
@@ -92,7 +96,7 @@ def is_steady(rates: Floats) -> bool:
     place = np.arange(count) - (count - 1) / 2
     slope = (place @ recent) / (place @ place)
     change = abs(slope) * (count - 1) / mean
-    if change > _TOLERATED_CHANGE:
+    if change > tolerated_change:
         return False
     if change <= _NEGLIGIBLE_CHANGE:
         return True
@@ -143,3 +147,26 @@ def batch_means(rates: Floats, widths_s: Floats) -> Interval:
     if correlation > 0:
         method += f", lag-1 correlation {correlation:.2f}"
     return Interval(mean, mean - half, mean + half, method)
+
+
+def sectioned(values: Floats, statistic: str) -> Interval | None:
+    """A statistic of samples in the order of time, with a 95 % interval; None where they are too few for one.
+
+    Args:
+        statistic: ``mean`` or a percentile, e.g. ``p95``.
+
+    Source: sectioning (Asmussen and Glynn, Stochastic Simulation, III.5): the statistic of each of ten consecutive
+    sections, spread around that of all samples, t. Sections are longer than the correlation of neighbours.
+    """
+    per_section = len(values) // _SECTIONS
+    share = 0.5 if statistic == "mean" else float(statistic[1:]) / 100
+    if per_section < max(_MIN_PER_SECTION, 1 / min(share, 1 - share)):
+        return None
+    sections = values[: per_section * _SECTIONS].reshape(_SECTIONS, per_section)
+    if statistic == "mean":
+        whole, parts = float(values.mean()), sections.mean(axis=1)
+    else:
+        whole, parts = float(np.quantile(values, share)), np.quantile(sections, share, axis=1)
+    error = np.sqrt(((parts - whole) ** 2).sum() / (_SECTIONS - 1) / _SECTIONS)
+    half = float(stdtrit(_SECTIONS - 1, 0.975) * error)
+    return Interval(whole, whole - half, whole + half, f"{_SECTIONS} sections of {per_section} requests, t")
