@@ -25,10 +25,8 @@ Key: typing.TypeAlias = tuple[str | int, ...]
 
 MISSING = "???"  # OmegaConf's mark for a value that somebody has to give
 FOLDER_NAME = re.compile(r"\w[\w.\-]*")
-TOP_LEVEL = (
-    *("name", "run", "results_dir"),
-    *("engine", "model", "hardware", "workload", "space", "objective", "search"),
-)
+SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective", "search")
+TOP_LEVEL = ("name", "run", "results_dir", *SECTIONS)
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "engine.name": ("sglang", "simulator"),
@@ -110,21 +108,22 @@ class Reader:
         data = self._named(clock)
         self._unknown(self._composition.plain, TOP_LEVEL, ())
         resolved = {key: value for key, value in data.items() if key in TOP_LEVEL}
-        data["folder"] = str(Path(data["results_dir"]) / data["name"] / data["run"])
+        folder = Path(data["results_dir"]) / data["name"] / data["run"]
         data["model"] = self._with_config_json(data.get("model"))
         if isinstance(data.get("objective"), Mapping):
             data["objective"] = {**data["objective"], "limits": _flat(data["objective"].get("limits") or {})}
-        built = self.build(Experiment, data, ())
-        if isinstance(built, Experiment):
-            self._check(built)
-        if self.problems or not isinstance(built, Experiment):
+        hints = typing.get_type_hints(Experiment)
+        parts = {name: self.build(hints[name], data.get(name), (name,)) for name in SECTIONS}
+        built = Experiment(data["name"], data["run"], folder, **parts, overrides=overrides, resolved=resolved)
+        self._check(built)
+        if self.problems:
             raise ConfigError(self.problems)
-        return dataclasses.replace(built, overrides=overrides, resolved=resolved)
+        return built
 
     def _named(self, clock: Callable[[], float]) -> dict[str, Any]:
         """The plain data with name, run and results_dir filled in."""
         data = {key: value for key, value in self._composition.plain.items() if key in TOP_LEVEL}
-        data["name"] = str(data.get("name") or self._composition.experiment or "experiment")
+        data["name"] = str(data.get("name") or (self._composition.experiment or "experiment").replace("/", "-"))
         data["run"] = str(data.get("run") or time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(clock())))
         data["results_dir"] = str(data.get("results_dir") or "results")
         for key in ("name", "run"):
@@ -296,17 +295,23 @@ class Reader:
         return model
 
     def _check(self, experiment: Experiment) -> None:
-        """What only shows when the parts are put together."""
-        metrics = _metrics()
-        for key, metric in [
-            (("objective", "metric"), experiment.objective.metric),
-            *((("objective", "limits", name), name) for name in experiment.objective.limits),
-        ]:
+        """What only shows when the parts are put together; a part that could not be built is None and left out."""
+        if experiment.objective and experiment.workload:
+            self._check_load(experiment)
+        if experiment.space:
+            for found in space.problems(experiment.space):
+                self.problem(("space", *found.key), found.text)
+        if experiment.engine and experiment.model and experiment.hardware and experiment.space:
+            self._check_flags(experiment)
+
+    def _check_load(self, experiment: Experiment) -> None:
+        metrics, levels = _metrics(), experiment.workload.levels
+        named: list[tuple[Key, str]] = [(("objective", "metric"), experiment.objective.metric)]
+        named += [(("objective", "limits", name), name) for name in experiment.objective.limits]
+        for key, metric in named:
             if metric not in metrics:
-                self.problem(
-                    key, f"unknown metric {metric!r}{closest(metric, metrics)}; allowed: {listed(metrics, 60)}"
-                )
-        levels = experiment.workload.levels
+                text = f"unknown metric {metric!r}{closest(metric, metrics)}; allowed: {listed(metrics, 60)}"
+                self.problem(key, text)
         if not levels:
             self.problem(("workload", "levels"), "there is nothing to measure: give at least one concurrency")
         if experiment.objective.level is not None and experiment.objective.level not in levels:
@@ -314,9 +319,6 @@ class Reader:
             self.problem(("objective", "level"), text)
         if experiment.workload.min_window_s > experiment.workload.max_window_s:
             self.problem(("workload", "min_window_s"), "is above workload.max_window_s")
-        for found in space.problems(experiment.space):
-            self.problem(("space", *found.key), found.text)
-        self._check_flags(experiment)
 
     def _check_flags(self, experiment: Experiment) -> None:
         try:
