@@ -312,7 +312,7 @@ class _Trial:
         void = [item for item in got.measurements if not item.valid]
         if complete and score is None and void:
             got.outcome = Outcome(
-                OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, "; ".join(void[0].warnings)
+                OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, void[0].warnings[0]
             )
         return TrialRecord(
             number=self._proposal.number,

@@ -8,6 +8,7 @@ stand beside parameters that it was not measured with.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -262,6 +263,7 @@ def _create(journal: Path, experiment: Experiment, told: int) -> optuna.Study:
     logging.getLogger("optuna").setLevel(logging.WARNING)
     for leftover in journal.parent.glob(journal.name + "*"):
         leftover.unlink()
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # TPE's group is one
     seed = experiment.search.seed + told  # a resumed search must not draw the same points again
     sampler: optuna.samplers.BaseSampler
     if experiment.search.sampler == "random":
