@@ -1,0 +1,118 @@
+"""A whole sweep against real SGLang on the CPU.
+
+``SWEEP_SGLANG_PYTHON`` names an interpreter that has SGLang 0.5.15 (README of ``sglang_cpu`` beside this repository says
+how to make one), ``SWEEP_TINY_MODEL`` a tiny model's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+
+from bench import records
+from bench.outcome import Cause, OutcomeKind
+
+TINY = Path(os.environ.get("SWEEP_TINY_MODEL", Path(__file__).parents[3] / "shared" / "sglang_cpu" / "tiny"))
+PYTHON = os.environ.get("SWEEP_SGLANG_PYTHON", "")
+
+pytestmark = [
+    pytest.mark.real_engine,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not PYTHON, reason="SWEEP_SGLANG_PYTHON names no interpreter with SGLang"),
+    pytest.mark.skipif(not TINY.is_dir(), reason=f"no tiny model in {TINY}; SWEEP_TINY_MODEL names another folder"),
+]
+
+
+def sweep(results: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "bench.sweep",
+            "+experiment=cpu_smoke",
+            f"model.path={TINY}",
+            f"engine.python={PYTHON}",
+            f"results_dir={results}",
+            "run=real",
+            *overrides,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A sweep in two commands: the second goes on where the first's budget ended."""
+    results = tmp_path_factory.mktemp("results")
+    first = sweep(
+        results, "search.forecast=advise", "search.trials=4", "search.finalists=0", "search.finalist_rounds=0"
+    )
+    second = sweep(
+        results, "search.forecast=advise", "search.trials=6", "search.finalists=1", "search.finalist_rounds=2"
+    )
+    assert second.returncode == 0, first.stdout + first.stderr + second.stdout + second.stderr
+    return results / "cpu_smoke" / "real", second.stdout
+
+
+def by_cause(run: Path, cause: Cause) -> records.TrialRecord:
+    return next(record for record in records.read(run / "trials.jsonl") if record.outcome.cause is cause)
+
+
+def test_ends_with_a_configuration_and_its_evidence(run: tuple[Path, str]) -> None:
+    folder, said = run
+    answer = orjson.loads((folder / "best.json").read_bytes())
+    assert answer["value"]["mean"] > 0
+    assert not answer["simulated"]
+    assert "Best configuration" in said
+    assert (folder / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_the_resumed_sweep_launched_six_and_repeated_none(run: tuple[Path, str]) -> None:
+    trials = records.read(run[0] / "trials.jsonl")
+    counted = [record for record in trials if record.outcome.counts]
+    assert len(counted) == 6
+    assert len({record.config.key for record in counted}) == 6
+    assert trials[0].role == "baseline"
+
+
+def test_a_configuration_without_memory_is_infeasible_with_the_engines_own_line(run: tuple[Path, str]) -> None:
+    record = by_cause(run[0], Cause.OOM_GPU_KV_POOL)
+    assert record.outcome.kind is OutcomeKind.INFEASIBLE
+    assert record.outcome.line is not None
+    assert "Loaded weights leave no GPU memory" in record.outcome.line
+    assert any(
+        advice.flag == "--mem-fraction-static" and advice.direction == "raise" for advice in record.outcome.flags
+    )
+
+
+def test_a_refused_algorithm_is_rejected_and_never_best(run: tuple[Path, str]) -> None:
+    record = by_cause(run[0], Cause.UNSUPPORTED_HARDWARE)
+    assert record.outcome.kind is OutcomeKind.REJECTED
+    assert record.value is None
+    assert "Ngram speculative decoding only supports CUDA" in (record.outcome.line or "")
+
+
+def test_the_servers_own_counters_agree_within_two_percent(run: tuple[Path, str]) -> None:
+    measured = [item for record in records.read(run[0] / "trials.jsonl") for item in record.measurements if item.valid]
+    assert measured
+    for item in measured:
+        assert item.server_output_tok_per_s is not None
+        assert abs(item.server_output_tok_per_s / item.output_tok_per_s.mean - 1) < 0.02, item
+
+
+def test_nothing_is_left_running(run: tuple[Path, str]) -> None:
+    left = [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if str(run[0]) in " ".join(process.info["cmdline"] or [])
+    ]
+    assert not left
+    assert not list(run[0].rglob("launch.json"))
