@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,11 @@ def composed(folders: Mapping[Path, str], lines: Sequence[str]) -> Composition:
         texts.append("hydra.searchpath=[" + ",".join(_quoted(f"file://{folder}") for folder in more) + "]")
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(main)):
-            merged = compose("config", texts)
-            layers = _layers(texts, folders)
-        plain = OmegaConf.to_container(merged, resolve=True)
+            plain = OmegaConf.to_container(compose("config", texts), resolve=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError([_explained(error, folders)]) from error
-    assert isinstance(plain, dict)
-    sources = Sources(layers, tuple((override.key_or_group, override.input_line or "") for override in overrides))
+    typed = tuple((override.key_or_group, override.input_line or "") for override in overrides)
+    sources = Sources(typed, lambda: _layers(texts, folders))
     chosen = next((str(item.value()) for item in overrides if item.key_or_group == "experiment"), None)
     return Composition(typing.cast(dict[str, Any], plain), sources, chosen)
 
@@ -169,43 +168,48 @@ class Layer:
 
 def _layers(overrides: Sequence[str], folders: Mapping[Path, str]) -> tuple[Layer, ...]:
     """The files that were merged, in order. Hydra keeps no record of it, so its defaults list is read again."""
-    hydra = GlobalHydra.instance()
-    loader = hydra.config_loader()
-    assert isinstance(loader, ConfigLoaderImpl)
-    defaults = loader.compute_defaults_list("config", list(overrides), RunMode.RUN).defaults
-    _, repository = loader._parse_overrides_and_create_caching_repo("config", list(overrides))
-    assert isinstance(repository, CachingConfigRepository)
-    layers = []
-    for default in defaults:
-        if default.config_path is None or default.config_path.startswith("hydra"):
-            continue
-        loaded = loader._load_single_config(default, repository)
-        folder = folders.get(Path(loaded.path.removeprefix("file://")), loaded.path)
-        content = OmegaConf.to_container(typing.cast(DictConfig, loaded.config), resolve=False)
-        layers.append(Layer(f"{folder}/{default.config_path}.yaml", typing.cast(Mapping[str, Any], content)))
+    with initialize_config_dir(version_base="1.3", config_dir=str(next(iter(folders)))):
+        hydra = GlobalHydra.instance()
+        loader = hydra.config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        defaults = loader.compute_defaults_list("config", list(overrides), RunMode.RUN).defaults
+        _, repository = loader._parse_overrides_and_create_caching_repo("config", list(overrides))
+        assert isinstance(repository, CachingConfigRepository)
+        layers = []
+        for default in defaults:
+            if default.config_path is None or default.config_path.startswith("hydra"):
+                continue
+            loaded = loader._load_single_config(default, repository)
+            folder = folders.get(Path(loaded.path.removeprefix("file://")), loaded.path)
+            content = OmegaConf.to_container(typing.cast(DictConfig, loaded.config), resolve=False)
+            layers.append(Layer(f"{folder}/{default.config_path}.yaml", typing.cast(Mapping[str, Any], content)))
     return tuple(layers)
 
 
-@dataclass(frozen=True)
 class Sources:
-    """Where values came from: files in the order in which they were merged, then the command line."""
+    """Where values came from: files in the order in which they were merged, then the command line.
 
-    layers: tuple[Layer, ...]
-    overrides: tuple[tuple[str, str], ...]
+    Args:
+        overrides: key and whole text of each, as typed.
+        read_layers: called when the first problem asks, since it takes as long as composing.
+    """
+
+    def __init__(
+        self, overrides: tuple[tuple[str, str], ...] = (), read_layers: Callable[[], tuple[Layer, ...]] = tuple
+    ) -> None:
+        self._overrides = overrides
+        self._layers = cache(read_layers)
 
     def of(self, key: Sequence[str | int]) -> str:
-        """The last file or override that set this key, or as much of it as anybody set."""
+        """The last file or override that set this key, or as much of it as anybody set; empty when nobody did."""
         parts = [str(part) for part in key]
         for length in range(len(parts), 0, -1):
             dotted = ".".join(parts[:length])
-            for name, line in reversed(self.overrides):
-                if (
-                    name == dotted
-                    or dotted.startswith(name + ".")
-                    or (length == len(parts) and name.startswith(dotted + "."))
-                ):
+            for name, line in reversed(self._overrides):
+                below = length == len(parts) and name.startswith(dotted + ".")
+                if name == dotted or dotted.startswith(name + ".") or below:
                     return f"the command line: {line}"
-            for layer in reversed(self.layers):
+            for layer in reversed(self._layers()):
                 if _has(layer.content, parts[:length]):
                     return layer.name
         return ""

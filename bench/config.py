@@ -59,7 +59,7 @@ def load_run(folder: Path) -> Experiment:
     if not isinstance(plain, dict):
         raise ConfigError([f"{path}: expected the record of an experiment, seen {plain!r}"])
     overrides = tuple(str(item) for item in plain.pop("overrides", ()))
-    experiment = Reader(Composition(plain, Sources((), ()), None)).experiment(overrides, time.time)
+    experiment = Reader(Composition(plain, Sources(), None)).experiment(overrides, time.time)
     return dataclasses.replace(experiment, folder=folder)
 
 

@@ -301,7 +301,13 @@ class Reader:
         if experiment.space:
             for found in space.problems(experiment.space):
                 self.problem(("space", *found.key), found.text)
-        if experiment.engine and experiment.model and experiment.hardware and experiment.space:
+        if (
+            experiment.engine
+            and experiment.model
+            and experiment.model.config
+            and experiment.hardware
+            and experiment.space
+        ):
             self._check_flags(experiment)
 
     def _check_load(self, experiment: Experiment) -> None:
