@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis import words
 from analysis.figures.style import KINDS, origins
-from analysis.frames import Run, advice_text, interval_of, measurement_at, meets_limits, metric_interval
+from analysis.frames import Run, advice_text, excess, interval_of, measurement_at, meets_limits
 from analysis.standing import Standing, baseline, best, best_so_far, measured, settings, standings, value_text
 from bench.load.measurement import Interval, Measurement
 from bench.outcome import OutcomeKind
@@ -207,13 +207,12 @@ def _reality(run: Run, winner: TrialRecord) -> list[str]:
 
 
 def _nearest(run: Run, winner: TrialRecord) -> str:
-    measurement = measurement_at(winner, run.objective.level)
-    misses = []
-    for name, limit in run.objective.limits.items():
-        seen = None if measurement is None else metric_interval(measurement, name)
-        if seen is not None and seen.mean > limit:
-            over = words.percent(seen.mean / limit - 1)
-            misses.append(f"{words.metric_name(name)} is {words.metric_value(name, seen.mean)}, {over} over")
+    misses = [
+        f"{words.metric_name(name)} is {words.metric_value(name, run.objective.limits[name] * (1 + amount))}, "
+        f"{words.percent(amount)} over"
+        for name, amount in (excess(winner, run.objective) or {}).items()
+        if amount > 0
+    ]
     return "No configuration keeps the limits; of the nearest, " + " and ".join(misses) + "."
 
 

@@ -139,7 +139,7 @@ def column(metric: str) -> str:
 def trial_frame(records: Iterable[TrialRecord], objective: Objective) -> pd.DataFrame:
     """One row per launch."""
     rows = [_trial_row(record, objective) for record in records]
-    frame = pd.DataFrame(rows, columns=list(_trial_columns()))
+    frame = _typed(pd.DataFrame(rows, columns=list(_trial_columns())))
     frame["started_at"] = pd.to_datetime(frame["started_at"], unit="s", utc=True)
     return frame
 
@@ -147,7 +147,7 @@ def trial_frame(records: Iterable[TrialRecord], objective: Objective) -> pd.Data
 def measurement_frame(records: Iterable[TrialRecord]) -> pd.DataFrame:
     """One row per launch and load level."""
     rows = [_measurement_row(record, item) for record in records for item in record.measurements]
-    return pd.DataFrame(rows, columns=list(_measurement_columns()))
+    return _typed(pd.DataFrame(rows, columns=list(_measurement_columns())))
 
 
 def parameter_frame(records: Iterable[TrialRecord], searched: frozenset[str]) -> pd.DataFrame:
@@ -196,13 +196,21 @@ def interval_of(data: Mapping[str, Any] | None) -> Interval | None:
     )
 
 
-def meets_limits(record: TrialRecord, objective: Objective) -> bool | None:
-    """Whether a launch kept every limit at the deciding level; None where it was not measured there."""
+def excess(record: TrialRecord, objective: Objective) -> dict[str, float] | None:
+    """By limit, how far it is exceeded relative to itself at the deciding level; None where that was not measured."""
     measurement = measurement_at(record, objective.level)
     if measurement is None:
         return None
     seen = {name: metric_interval(measurement, name) for name in objective.limits}
-    return all(value is not None and value.mean <= objective.limits[name] for name, value in seen.items())
+    return {
+        name: math.inf if value is None else value.mean / objective.limits[name] - 1 for name, value in seen.items()
+    }
+
+
+def meets_limits(record: TrialRecord, objective: Objective) -> bool | None:
+    """Whether a launch kept every limit at the deciding level; None where it was not measured there."""
+    over = excess(record, objective)
+    return None if over is None else all(amount <= 0 for amount in over.values())
 
 
 def advice_text(advice: FlagAdvice) -> str:
@@ -224,6 +232,15 @@ def dummy_weights(record: TrialRecord) -> bool:
 def launched(record: TrialRecord) -> bool:
     """Whether a process was started at all."""
     return record.outcome.cause not in NOT_LAUNCHED and record.times.startup_s > 0
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same types whatever the run holds: what is missing everywhere is no reason for a column of objects."""
+    kinds = {name: "string" for name in TEXTS if name in frame} | {
+        name: "boolean" for name in BOOLEANS if name in frame
+    }
+    rest = frame.columns.difference(list(kinds))
+    return frame.astype(kinds | {name: "float64" for name in rest if frame[name].dtype == object})
 
 
 def _trial_row(record: TrialRecord, objective: Objective) -> dict[str, Any]:
@@ -298,6 +315,11 @@ MEASUREMENT_COLUMNS = (
     "seed",
     "prompts_hash",
 )
+TEXTS = (
+    *("role", "key", "kind", "cause", "phase", "detail", "evidence", "advice", "engine", "forecast_verdict", "command"),
+    *("pattern", "prompts_hash", "warnings"),
+)
+BOOLEANS = ("launched", "simulated", "dummy_weights", "meets_limits", "valid", "acceptance_simulated")
 SUMMARY_PARTS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 

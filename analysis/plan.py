@@ -108,13 +108,14 @@ def _with(standing: Standing, curve: Mapping[int, Interval], job: Job) -> Estima
     ramp_s = statistics.fmean(waits) if waits else 0.0
     fixed_s = startup_s + ramp_s
     share = math.ceil(job.completions / servers)
-    residual = residual_lengths(min(level, share), job.output_tokens, job.output_tokens_variation)
+    left = residual_lengths if share > level else whole_lengths
+    residual = left(min(level, share), job.output_tokens, job.output_tokens_variation)
 
     def busy(speed: float) -> tuple[float, float]:
         """Seconds of the steady phase and of the tail, if the whole curve is as fast as ``speed`` at the level."""
         scale = speed / curve[level].mean
         tail_s = tail_seconds(residual, {at: value.mean * scale for at, value in curve.items()})
-        steady_tokens = max(0.0, share * job.output_tokens - float(residual.sum()))
+        steady_tokens = max(0.0, share * job.output_tokens - float(residual.sum())) if share > level else 0.0
         return steady_tokens / speed, tail_s
 
     speed = curve[level]
@@ -147,12 +148,24 @@ def residual_lengths(count: int, mean: float, variation: float) -> NDArray[np.fl
     quantiles = (np.arange(count) + 0.5) / count
     if variation <= 0:
         return quantiles * mean
-    sigma = math.sqrt(math.log1p(variation**2))
-    mu = math.log(mean) - sigma**2 / 2
+    mu, sigma = _lognormal(mean, variation)
     lengths = np.geomspace(mean * 1e-4, mean * math.exp(8 * sigma), 4000)
     logs = (np.log(lengths) - mu) / sigma
     reached = (lengths * stats.norm.sf(logs) + mean * stats.norm.cdf(logs - sigma)) / mean
     return np.interp(quantiles, reached, lengths)
+
+
+def whole_lengths(count: int, mean: float, variation: float) -> NDArray[np.float64]:
+    """Lengths of ``count`` requests that all begin together, in tokens, sorted; quantiles as above."""
+    mu, sigma = _lognormal(mean, variation)
+    found: NDArray[np.float64] = np.exp(mu + sigma * stats.norm.ppf((np.arange(count) + 0.5) / count))
+    return found
+
+
+def _lognormal(mean: float, variation: float) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithm, from mean and variation of the lengths."""
+    sigma = math.sqrt(math.log1p(variation**2))
+    return math.log(mean) - sigma**2 / 2, sigma
 
 
 def tail_seconds(residual: NDArray[np.float64], curve: Mapping[int, float]) -> float:

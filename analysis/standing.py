@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frames import Objective, Run, meets_limits, metric_interval
+from analysis.frames import Objective, Run, excess, metric_interval
 from analysis.intervals import pool
 from bench.engines.protocol import Value
 from bench.load.measurement import Interval, Measurement
@@ -55,10 +55,10 @@ def best(run: Run) -> TrialRecord | None:
 
 
 def best_so_far(records: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """The best complete trial; one that keeps the limits comes before one that does not."""
+    """The best complete trial that keeps the limits; where none does, the one that is nearest to them."""
     sign = -1.0 if objective.larger_is_better else 1.0
     measured = [
-        (not meets_limits(record, objective), sign * record.value, record.number, record)
+        (max(0.0, 0.0, *(excess(record, objective) or {}).values()), sign * record.value, record.number, record)
         for record in records
         if record.value is not None and record.outcome.kind is OutcomeKind.COMPLETE
     ]
