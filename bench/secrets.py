@@ -40,16 +40,33 @@ _FORMS = re.compile(
     """,
     re.VERBOSE,
 )
-# NAME=value, name: value, name='value', "name": "value", and --flag value.
-_ASSIGNMENT = re.compile(
+# What stands before a value: `NAME=`, `name: `, `"name": ` or `--flag `.
+_NAME = re.compile(
     r"""
-    (?P<name>(?<![\w-])-{0,2}[A-Za-z_][\w-]*)
-    (?P<between>['"]?[ \t]*[=:](?!=)[ \t]*)
-    (?P<value>'[^'\n]*'|"[^"\n]*"|[^\s,;)}\]'"]+)
-    | (?P<flag>(?<![\w-])--[A-Za-z][\w-]*)(?P<space>[ \t]+)(?P<argument>'[^'\n]*'|"[^"\n]*"|[^\s'"-][^\s'"]*)
+    (?P<name>(?<![\w-])-{0,2}[A-Za-z_][\w-]*)['"]?[ \t]*[=:](?!=)[ \t]*
+    | (?P<flag>(?<![\w-])--[A-Za-z][\w-]*)[ \t]+(?!-)
     """,
     re.VERBOSE,
 )
+_VALUE = re.compile(r"""(?P<quote>['"])(?P<quoted>[^\n]*?)(?P=quote)|(?P<bare>[^\s,;)}\]'"]+)""")
+# A line without any of these, in small letters, cannot hold a secret that is known by name or form.
+_HINTS = ("key", "token", "passw", "passph", "secret", "credential", "authorization", "bearer", "://")
+_HINTS += (
+    "hf_",
+    "sk-",
+    "gho_",
+    "ghp_",
+    "ghr_",
+    "ghs_",
+    "ghu_",
+    "github_pat",
+    "glpat-",
+    "akia",
+    "asia",
+    "xox",
+    "nvapi-",
+)
+
 _WORD_BOUNDARY = re.compile(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -86,8 +103,7 @@ def redact_text(text: str, values: Iterable[str] | None = None) -> str:
     """
     for value in sorted(secret_values(os.environ) if values is None else values, key=len, reverse=True):
         text = text.replace(value, REDACTED)
-    text = _ASSIGNMENT.sub(_redact_assignment, text)
-    return _FORMS.sub(REDACTED, text)
+    return "\n".join(_redact_line(line) for line in text.split("\n"))
 
 
 def redact_argv(argv: Sequence[str], values: Iterable[str] | None = None) -> tuple[str, ...]:
@@ -120,18 +136,30 @@ def _flag_values(argv: Sequence[str]) -> list[tuple[str, str]]:
     return pairs + [(flag, value) for flag, value in followers if flag.startswith("--") and not value.startswith("--")]
 
 
-def _redact_assignment(match: re.Match[str]) -> str:
-    name = match["name"] or match["flag"]
-    value = match["value"] or match["argument"]
-    bare = value.strip("'\"").rstrip("]")
-    absent = bare in (
-        "",
-        "None",
-        "null",
-        name.lstrip("-").upper().replace("-", "_"),
-    )  # the last: a usage text's metavar
-    prose = name in ("token", "Token")  # "Unexpected token: 'x'"
-    if absent or prose or not is_secret(name, bare):
-        return match[0]
-    quote = value[0] if value[0] in "'\"" else ""
-    return f"{name}{match['between'] or match['space']}{quote}{REDACTED}{quote}"
+def _redact_line(line: str) -> str:
+    small = line.lower()
+    if not any(hint in small for hint in _HINTS):
+        return line
+    return _FORMS.sub(REDACTED, _redact_assignments(line))
+
+
+def _redact_assignments(text: str) -> str:
+    parts: list[str] = []
+    done = 0
+    for name in _NAME.finditer(text):
+        value = _VALUE.match(text, name.end())
+        if name.start() < done or value is None or not _stands_for_secret(name, value):
+            continue
+        group = "bare" if value["quote"] is None else "quoted"
+        parts += [text[done : value.start(group)], REDACTED]
+        done = value.end(group)
+    return "".join(parts) + text[done:]
+
+
+def _stands_for_secret(name_match: re.Match[str], value_match: re.Match[str]) -> bool:
+    name = name_match["name"] or name_match["flag"]
+    value = value_match["quoted"] or value_match["bare"] or ""
+    metavar = name.lstrip("-").upper().replace("-", "_")  # in a usage text
+    if value in ("", "None", "null", metavar) or name in ("token", "Token"):  # "Unexpected token: 'x'"
+        return False
+    return is_secret(name, value)

@@ -90,6 +90,7 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.M
 
 
 def test_the_keys_in_a_dump_of_server_arguments_are_taken_out() -> None:
+    assert redact_text("args=Args(api_key='a b', n=1)", values=()) == f"args=Args(api_key='{REDACTED}', n=1)"
     line = "server_args=ServerArgs(model_path='m', api_key='abc', admin_api_key=None, max_total_tokens=20000, seed=1)"
     assert redact_text(line, values=()) == line.replace("'abc'", f"'{REDACTED}'")
     assert redact_text('{"api_key": "abc", "num_draft_tokens": 4}', values=()) == (

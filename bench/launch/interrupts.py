@@ -59,6 +59,7 @@ async def run_interruptible(
         os._exit(128 + received[0])
 
     def end_cleanly() -> None:
+        say(f"{received[0].name}: ending in good order (at most {clean_end_s:.0f} s; once more ends it now)")
         timers.append(loop.call_later(clean_end_s, leave_now))
         task.cancel()
 
@@ -66,11 +67,14 @@ async def run_interruptible(
         received.append(signal.Signals(number))
         if len(received) > 1:
             leave_now()
-        say(f"{received[0].name}: ending in good order (at most {clean_end_s:.0f} s; once more ends it now)")
         loop.call_soon_threadsafe(end_cleanly)
 
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, on_signal) for number in heeded}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    heeded = [number for number in _SIGNALS if before[number] is not signal.SIG_IGN]
+    for number in heeded:
+        # The loop's own handler wakes it from its sleep, but waits until it is idle; the plain one does not wait.
+        loop.add_signal_handler(number, lambda: None)
+        signal.signal(number, on_signal)
     try:
         return await task
     except asyncio.CancelledError:
@@ -81,5 +85,6 @@ async def run_interruptible(
     finally:
         for timer in timers:
             timer.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in heeded:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+
+from bench.secrets import REDACTED
 
 _CHUNK_BYTES = 1 << 20  # a server that floods its log is read in several steps, so that the event loop lives
 _TAIL_BYTES = 1 << 16
@@ -52,6 +55,14 @@ class LogFollower:
             return []
         lines = [_as_shown(raw).decode(errors="replace") for raw in data.split(b"\n")]
         return [line for line in lines if line.strip()][-count:]
+
+    def take_out(self, secrets: Collection[str]) -> None:
+        """Take these values out of the file, once nobody writes it any more."""
+        original = text = self.path.read_bytes()
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret.encode(), REDACTED.encode())
+        if text != original:
+            self.path.write_bytes(text)
 
 
 def _as_shown(line: bytes) -> bytes:

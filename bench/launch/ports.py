@@ -85,9 +85,9 @@ def listeners(port: int, family: Collection[int] = ()) -> list[Listener]:
     Args:
         family: pids to look at first; all processes are searched only for sockets that none of these holds.
     """
-    inodes = set(_listening_inodes(port))
-    if not inodes:
+    if _can_be_bound(port):
         return []
+    inodes = set(_listening_inodes(port))
     holders = _holders(inodes, family)
     if missing := inodes - holders.keys():
         holders |= _holders(missing, [int(name) for name in os.listdir("/proc") if name.isdigit()])  # noqa: PTH208
@@ -108,6 +108,15 @@ def foreign(found: Collection[Listener], pids: Collection[int]) -> list[Listener
     return [listener for listener in found if listener.pids.isdisjoint(pids)]
 
 
+def _can_be_bound(port: int) -> bool:
+    """Nobody listens. Microseconds, where the kernel's table of all connections takes milliseconds to read."""
+    try:
+        PortReservation(port).release()
+    except OSError:
+        return False
+    return True
+
+
 def _listening_inodes(port: int) -> Iterator[str]:
     suffix = f":{port:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -115,6 +124,8 @@ def _listening_inodes(port: int) -> Iterator[str]:
         if not path.exists():  # a host without IPv6
             continue
         for line in path.read_text().splitlines()[1:]:
+            if suffix not in line:  # most lines, on a host with many connections
+                continue
             fields = line.split()
             local, state, inode = fields[1], fields[3], fields[9]
             if state == _LISTEN and local.endswith(suffix) and local[: -len(suffix)] in _REACHED_BY_LOOPBACK:

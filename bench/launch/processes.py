@@ -45,6 +45,7 @@ class Process:
         cpu_s: processor time used so far, user and system.
         major_faults: pages that it had to wait for from a disk.
         state: one letter; Z is a zombie, D waits in the kernel and cannot be killed.
+        threads: of a zombie more than one while others still end and hold its sockets and memory.
     """
 
     pid: int
@@ -54,10 +55,11 @@ class Process:
     cpu_s: float
     major_faults: int
     state: str
+    threads: int
 
     @property
     def runs(self) -> bool:
-        return self.state not in "ZXx"
+        return self.state not in "ZXx" or self.threads > 1
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def process_of(pid: int) -> Process | None:
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         major_faults=int(fields[9]),
         state=fields[0].decode(),
+        threads=int(fields[17]),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.launch import pidfile
 from bench.launch.processes import describe
+from bench.secrets import redact_text
 
 _DEADLINE_S = 30.0
 
@@ -69,6 +70,16 @@ def _reap(path: Path, pid_file: pidfile.PidFile) -> Reaped:
     guard_file = path.with_name(pidfile.GUARD_FILE_NAME)
     by_guard = tuple(guard_file.read_text().splitlines()) if guard_file.exists() else ()
     if not left:
+        _redact(Path(pid_file.log))
         guard_file.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     return Reaped(path.parent, ended, by_guard, left)
+
+
+def _redact(log: Path) -> None:
+    """What its harness would have done at the end; the values it was given are not known any more, their names are."""
+    if log.exists():
+        text = log.read_text(errors="replace")
+        redacted = redact_text(text)
+        if redacted != text:
+            log.write_text(redacted)

@@ -19,7 +19,7 @@ from bench.launch import pidfile
 from bench.launch.gpus import Gpus
 from bench.launch.guard import Guard
 from bench.launch.log import LogFollower
-from bench.launch.ports import PortReservation, listeners
+from bench.launch.ports import Listener, PortReservation, listeners
 from bench.launch.processes import (
     LAUNCH_ID_VARIABLE,
     Process,
@@ -41,6 +41,8 @@ GRACE_S = 15.0
 DEADLINE_S = 30.0
 # When Ctrl-C has to end everything within 10 s.
 INTERRUPTED_GRACE_S = 3.0
+
+_PORT_POLL_S = 0.05
 
 _CAUSES = {
     errno.ENOENT: Cause.MISSING_DEPENDENCY,
@@ -268,8 +270,7 @@ class Server:
             self._family.end, leader=self.pid, grace_s=grace_s if self.alive else 0.0, deadline_s=deadline_s
         )
         self._process.poll()
-        # Its own sockets are closed with its processes: whoever listens now is a survivor or a stranger.
-        at_port = listeners(self.port)
+        at_port = await self._wait_port_free(deadline_s)
         occupants = await self._gpus.wait_free(self._gpu_baseline_bytes, deadline_s=deadline_s)
         stragglers = [f"{describe(process.pid)} does not end (state {process.state})" for process in survivors]
         stragglers += [f"port {self.port} is held by {listener.describe()}" for listener in at_port]
@@ -284,11 +285,20 @@ class Server:
             stragglers=tuple(stragglers),
         )
 
+    async def _wait_port_free(self, deadline_s: float) -> list[Listener]:
+        """Who listens on the port in the end: a process that can be seen is a survivor or a stranger, and stays."""
+        end_s = time.monotonic() + deadline_s
+        while (found := listeners(self.port)) and time.monotonic() < end_s:
+            if any(listener.pids for listener in found):
+                break
+            await asyncio.sleep(_PORT_POLL_S)
+        return found
+
     def _leave(self) -> None:
         """Nothing of it runs: no more need of guard and pid file, and nobody writes its log any more."""
         (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
         self._guard.release()
-        _scrub(self.log.path, self._secrets)
+        self.log.take_out(self._secrets)  # SGLang logs its arguments
         _live.discard(self)
 
 
@@ -348,14 +358,3 @@ def _join(words: list[str]) -> str:
             lines.append([])
         lines[-1].append(shlex.quote(word))
     return " \\\n    ".join(" ".join(line) for line in lines)
-
-
-def _scrub(log: Path, secrets: frozenset[str]) -> None:
-    """Take secrets that the server was given out of what it wrote (SGLang logs its arguments)."""
-    if not secrets:
-        return
-    text = original = log.read_bytes()
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret.encode(), REDACTED.encode())
-    if text != original:
-        log.write_bytes(text)

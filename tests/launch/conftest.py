@@ -79,6 +79,7 @@ class Launchpad:
         program: str = SERVER,
         env: dict[str, str] | None = None,
         arguments: tuple[str, ...] = (),
+        gpus: Gpus | None = None,
     ) -> Server:
         code = program.replace("{begin}", begin)
         return await Server.start(
@@ -87,7 +88,7 @@ class Launchpad:
             port=self.port,
             launch_id=self.launch_id,
             environment=dict(os.environ),
-            gpus=Gpus(visible=""),
+            gpus=gpus or Gpus(visible=""),
         )
 
     def family(self) -> Family:

@@ -1,4 +1,4 @@
-"""GPUs: nothing needs one, and who holds their memory is said. NVML itself is faked here."""
+"""GPUs: nothing needs one, and who holds their memory is said. NVML is faked, but for the last test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from bench.launch.gpus import Gpus
 from bench.launch.processes import command_line
+
+from .conftest import Launchpad
 
 GIB = 2**30
 
@@ -146,3 +148,35 @@ async def test_where_the_driver_lists_nobody_the_memory_in_use_is_said(nvml: Fak
 async def test_what_the_driver_itself_takes_is_nobody(nvml: FakeNvml) -> None:
     nvml.used_bytes[0] = 50 * 2**20
     assert await Gpus("0").wait_free((0,), deadline_s=0) == ()
+
+
+HOLDS_8_GIB = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+for result in (
+    cuda.cuInit(0),
+    cuda.cuDeviceGet(ctypes.byref(device), 0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(8 << 30)),
+):
+    assert result == 0, result
+print("HOLDS", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not len(Gpus()), reason="there is no GPU here")
+async def test_the_memory_of_a_killed_server_is_back_before_its_stop_returns(pad: Launchpad) -> None:
+    with Gpus() as gpus:
+        baseline = gpus.used_bytes()
+        server = await pad.start(program=HOLDS_8_GIB, gpus=gpus)
+        await pad.log_has("HOLDS", deadline_s=60)
+        assert gpus.used_bytes()[0] > baseline[0] + 8 * GIB
+        print(gpus.facts(), gpus.occupants(baseline), baseline)
+        teardown = await server.stop(grace_s=0)
+        print(teardown, gpus.used_bytes())
+        assert teardown.gpu_memory_back is True
+        assert teardown.is_clean
+        assert gpus.occupants(baseline) == ()

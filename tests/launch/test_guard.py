@@ -155,6 +155,16 @@ async def test_the_next_command_ends_what_is_left_when_the_guard_was_killed_too(
     assert not (harness.pad.folder / "launch.json").exists()
 
 
+async def test_a_key_in_the_log_of_a_dead_harness_is_taken_out_by_the_next_command(harness: Harness) -> None:
+    await harness.pad.log_has("fired up")
+    harness.kill()
+    await until(lambda: not harness.server.is_alive, 10, "the end of the server")
+    log = harness.pad.folder / "server.log"
+    log.write_text("server_args=ServerArgs(api_key='very secret', port=1)\n")
+    reap(harness.pad.folder)
+    assert log.read_text() == "server_args=ServerArgs(api_key='[redacted]', port=1)\n"
+
+
 async def test_the_server_of_a_harness_that_lives_is_left_alone(harness: Harness) -> None:
     assert reap(harness.pad.folder.parent) == []
     assert harness.server.is_alive

@@ -191,6 +191,7 @@ async def test_silence_without_work_is_a_hang(pad: Launchpad) -> None:
     assert outcome.line == "PHASE load"
 
 
+@pytest.mark.slow
 async def test_silent_work_in_a_child_is_no_hang_until_the_start_takes_too_long(pad: Launchpad) -> None:
     code = f"subprocess.Popen([sys.executable, '-c', {('import time' + BUSY + WAIT)!r}])\n{WAIT}"
     async with await pad.start(code) as server:
@@ -201,9 +202,9 @@ async def test_silent_work_in_a_child_is_no_hang_until_the_start_takes_too_long(
 
 
 async def test_a_progress_bar_is_progress(pad: Launchpad) -> None:
-    code = "for i in range(8): print(f'\\r{i}/8', end='', flush=True); time.sleep(0.25)"
+    code = "for i in range(10): print(f'\\r{i}/10', end='', flush=True); time.sleep(0.1)"
     async with await pad.start(code) as server:
-        assert isinstance(await wait(server, pad.healthy, stall_timeout_s=1.0), Ready)
+        assert isinstance(await wait(server, pad.healthy, stall_timeout_s=0.8), Ready)
 
 
 async def test_a_death_while_serving_is_noticed(pad: Launchpad) -> None:
