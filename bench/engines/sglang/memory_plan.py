@@ -308,7 +308,7 @@ class _Planner:
     def limit_running(self) -> None:
         settings, result = self.settings, self.result
         # resolve_max_num_reqs: 2048 to 4096 where nothing is asked for.
-        estimated = max(min(int(result.kv_tokens / self.shape.context_length * 512), 4096), 2048)
+        estimated = max(min(int(result.kv_tokens / settings.context_length * 512), 4096), 2048)
         result.max_running_requests = min(settings.max_running_requests or estimated, result.kv_tokens // 2)
         if not self.state:
             return
@@ -332,7 +332,7 @@ class _Planner:
     def allocate_state(self) -> None:
         """Slots, draft states and the request table, each with the one padding entry that SGLang adds."""
         shape, result = self.shape, self.result
-        table = (result.max_running_requests + 1) * (shape.context_length + 8) * 4.0
+        table = (result.max_running_requests + 1) * (self.settings.context_length + 8) * 4.0
         if self.state:
             convolution = shape.conv_elements * 2
             result.conv_bytes = (result.state_slots + 1.0) * convolution

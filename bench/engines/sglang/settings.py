@@ -35,7 +35,7 @@ _NAMES = {
     "cuda_graph_max_bs_decode": ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"),
     "cuda_graph_bs_decode": ("cuda_graph_bs_decode", "cuda_graph_bs"),
     "enable_linear_replayssm_spec": ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec"),
-    "cuda_graph_backend_prefill": ("cuda_graph_backend_prefill",),
+    "tp_size": ("tp_size", "tensor_parallel_size"),
 }
 
 
@@ -71,6 +71,7 @@ class Settings:
     max_prefill_tokens: int
     max_running_requests: int | None
     max_total_tokens: int | None
+    context_length: int
     page_size: int
     tp_size: int
     graph_batch_sizes: tuple[int, ...]
@@ -143,6 +144,7 @@ class Settings:
             max_prefill_tokens=int(_number(flags, "max_prefill_tokens", 16384)),
             max_running_requests=running,
             max_total_tokens=_optional_int(flags, "max_total_tokens"),
+            context_length=_optional_int(flags, "context_length") or shape.context_length,
             page_size=int(_number(flags, "page_size", 1)),
             tp_size=tp_size,
             graph_batch_sizes=sizes,
