@@ -288,8 +288,9 @@ class _Trial:
         if done:
             died = watching.result()
             return replace(died, detail=f"{where}: {died.detail}")
-        kind = OutcomeKind.HUNG if result.failure is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
-        return Outcome(kind, result.failure or Cause.UNKNOWN, Phase.MEASURE, f"{where}: {result.detail}")
+        assert result.failure is not None
+        kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
+        return Outcome(kind, result.failure.cause, Phase.MEASURE, f"{where}: {result.failure.detail}")
 
     def _pruned(self, result: LevelResult, concurrency: int) -> Outcome:
         reached = result.measurement.output_tok_per_s.high if result.measurement else 0.0

@@ -1,7 +1,7 @@
 """A whole sweep against real SGLang on the CPU.
 
-``SWEEP_SGLANG_PYTHON`` names an interpreter that has SGLang 0.5.15 (README of ``sglang_cpu`` beside this repository says
-how to make one), ``SWEEP_TINY_MODEL`` a tiny model's folder.
+``SWEEP_SGLANG_PYTHON`` names an interpreter that has SGLang 0.5.15 (how to make one: README of
+``sglang_cpu`` beside this repository), ``SWEEP_TINY_MODEL`` a tiny model's folder.
 """
 
 from __future__ import annotations
