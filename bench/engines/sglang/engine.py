@@ -149,14 +149,14 @@ class SglangEngine:
             "served_model_name": served_model_name,
             "version": self.version,
             "model_path": self.model.path,
+            "speculative_algorithm": "None",
             **dict(config.flags),
-            **dict(config.implied),
         }
-        if "speculative_algorithm" not in asked:
-            asked["speculative_algorithm"] = "None"
         found = []
-        for name, value in asked.items():
+        for name, value in [*asked.items(), *config.implied]:
             seen = [report[name] for report in reports if name in report] + _elsewhere(name, reports)
+            if name not in asked:
+                seen = [item for item in seen if item is not None]  # decided too late to be reported
             if seen and not any(_same(name, value, item) for item in seen):
                 found.append(Difference(name, str(value), str(seen[0])))
         return tuple(found)
