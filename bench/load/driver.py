@@ -139,8 +139,7 @@ class Driver:
         await self._client.decode()
         fresh = rows(self._client.chunks[self._reported_chunks :])
         self._reported_chunks = len(self._client.chunks)
-        ended = [stream for stream in self._finished[self._reported :] if stream.ok and not stream.first_wave]
-        self._reported = len(self._finished)
+        ended = [stream for stream in self._closed() if stream.error is None and not stream.first_wave]
         self._refill()
         late_s, self._late_s = self._late_s, 0.0
         return Harvest(
@@ -151,7 +150,7 @@ class Driver:
             request_s=sum(s.last_ns - s.sent_ns for s in ended) * 1e-9 / len(ended) if ended else None,
             failures_in_a_row=self._failures_in_a_row,
             first_failure_ns=self._first_failure_ns,
-            last_error=self._error(),
+            last_error=self._last_error,
             last_read_ns=self._client.last_read_ns,
             exhausted=not self._may_send() and not self._client.in_flight and not self._tasks_sending(),
             cpu_s=time.process_time(),
@@ -159,6 +158,18 @@ class Driver:
             run_queue_s=_run_queue_s(),
             kernel_stamps=self._client.kernel_stamps,
         )
+
+    def _closed(self) -> list[Stream]:
+        """Streams decoded to their end since the last call. Only now it is known which of them failed."""
+        begin = self._reported
+        while self._reported < len(self._finished) and self._finished[self._reported].closed:
+            self._reported += 1
+        for stream in self._finished[begin : self._reported]:
+            if stream.error is None:
+                self._failures_in_a_row = 0
+            else:
+                self._failed(stream.error, stream.ended_ns)
+        return self._finished[begin : self._reported]
 
     async def pause(self) -> None:
         """Send no more requests; those in flight go on."""
@@ -226,10 +237,7 @@ class Driver:
         if self._stopping:
             return
         delay_s = 0.0
-        if stream.error is None and stream.status == 200:
-            self._failures_in_a_row = 0
-        else:
-            self._failed(stream.error or "")
+        if stream.error is not None or stream.status != 200:
             rounds = self._failures_in_a_row // (self._pattern.concurrency or 1)
             delay_s = min(_MAX_RETRY_S, _RETRY_S * 2 ** min(rounds, 10))
         if self._pattern.is_open:
@@ -241,17 +249,11 @@ class Driver:
             else:
                 self._spawn(self._resume(connection, delay_s))
 
-    def _failed(self, error: str) -> None:
+    def _failed(self, error: str, at_ns: int) -> None:
         if not self._failures_in_a_row:
-            self._first_failure_ns = time.time_ns()
+            self._first_failure_ns = at_ns
         self._failures_in_a_row += 1
         self._last_error = error
-
-    def _error(self) -> str:
-        """The last failure's reason; of a failed reply it is known only once that is decoded."""
-        if self._failures_in_a_row and not self._last_error:
-            return next((stream.error for stream in reversed(self._finished) if stream.error), "")
-        return self._last_error
 
     async def _resume(self, connection: Connection | None, delay_s: float) -> None:
         """Send another request in the place of one that failed or whose connection was closed."""
@@ -260,7 +262,7 @@ class Driver:
             try:
                 connection = connection or await self._client.open()
             except OSError as error:
-                self._failed(f"could not connect: {error.strerror or error}")
+                self._failed(f"could not connect: {error.strerror or error}", time.time_ns())
                 delay_s = min(_MAX_RETRY_S, max(delay_s, _RETRY_S) * 2)
                 continue
             if self._may_send() and connection.sock.fileno() >= 0:
@@ -300,7 +302,7 @@ class Driver:
         try:
             self._client.idle.append(await self._client.open())
         except OSError as error:
-            self._failed(f"could not connect: {error.strerror or error}")
+            self._failed(f"could not connect: {error.strerror or error}", time.time_ns())
         finally:
             self._opening -= 1
 
@@ -311,9 +313,8 @@ class Driver:
             connection = await self._client.open()
         except OSError as error:
             stream.error = f"could not connect: {error.strerror or error}"
-            stream.ended, stream.ended_ns = True, time.time_ns()
+            stream.ended, stream.closed, stream.ended_ns = True, True, time.time_ns()
             self._finished.append(stream)
-            self._failed(stream.error)
             return
         self._client.send(connection, stream)
 

@@ -207,6 +207,7 @@ class _Level:
             self.drivers = [RemoteDriver(replace(job, shard=shard)) for shard in range(job.shards)]
         failure: LevelFailure | None = None
         clock_s = time.time() - time.monotonic()
+        self.timeline = Timeline(time.time_ns())
         try:
             await self._connect()
             await asyncio.gather(*(driver.start() for driver in self.drivers))
@@ -234,7 +235,6 @@ class _Level:
             detail = f"could not connect to {self.job.target.base_url}: {error or 'no answer'}"
             raise self._dead(detail) from None
         self.began_ns = time.time_ns()
-        self.timeline = Timeline(self.began_ns)
 
     async def _warm_up(self) -> None:
         """Wait until the throughput neither grows nor falls, and one mean request's time has passed."""

@@ -141,8 +141,8 @@ def batch_means(rates: Floats, widths_s: Floats) -> Interval:
     variance = float((rest**2).sum() / (count - 1))
     correlation = float((rest[1:] @ rest[:-1]) / (rest @ rest)) if variance > 0 else 0.0
     correlation = min(max(0.0, (correlation * count + 1) / (count - 3) if count > 3 else 0.0), 0.9)
-    error = np.sqrt(variance / count * (1 + correlation) / (1 - correlation))
-    half = float(stdtrit(count - 1, 0.975) * error)
+    independent = count * (1 - correlation) / (1 + correlation)
+    half = float(stdtrit(max(independent - 1, 2), 0.975) * np.sqrt(variance / independent))
     method = f"batch means, {count} bins of {width:.2g} s, t"
     if correlation > 0:
         method += f", lag-1 correlation {correlation:.2f}"

@@ -1,4 +1,4 @@
-"""An asyncio server that streams like SGLang, with a known truth and failures on demand. Runs in the test's own loop."""
+"""An asyncio server in the test's own loop that streams like SGLang, with a known truth and failures on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Behaviour:
     """
 
     first_s: float = 0.01
-    step_s: float = 0.005
+    step_s: float = 0.002
     tokens_per_chunk: Callable[[int], int] = lambda _chunk: 1
     cut: Callable[[bytes], list[bytes]] | None = None
     status: Callable[[int], int] = lambda _number: 200
@@ -45,6 +45,7 @@ class Behaviour:
     answers_at: int = 0  # tokens before it are reasoning
     slow_until: int = 0  # steps of the server that take ten times as long: it is cold
     fixed_reported: int | None = None
+    gate: asyncio.Semaphore | None = None  # requests that are served at once
 
 
 @dataclass
@@ -112,7 +113,8 @@ async def _answer(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.Stre
     closing = b"" if behaviour.keep_alive else b"Connection: close\r\n"
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + closing + b"\r\n")
     native = b"/generate" in head.split(b"\r\n")[0]
-    await _stream(stub, writer, body, number, native=native)
+    async with behaviour.gate or contextlib.nullcontext():
+        await _stream(stub, writer, body, number, native=native)
     if behaviour.chunked:
         writer.write(b"0\r\n\r\n")
     await writer.drain()

@@ -1,0 +1,61 @@
+"""When requests are due."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bench.load.patterns import Pattern
+
+
+def gaps(pattern: Pattern, count: int = 20_000) -> np.ndarray:
+    return np.diff([0.0, *itertools.islice(pattern.due_s(3), count)])
+
+
+def test_every_pattern_has_the_rate_that_was_asked_for() -> None:
+    for pattern in (
+        Pattern("constant", rate_per_s=50),
+        Pattern("poisson", rate_per_s=50),
+        Pattern("gamma", rate_per_s=50, burstiness=0.5),
+    ):
+        assert gaps(pattern).mean() == pytest.approx(1 / 50, rel=0.03)
+
+
+def test_burstiness_is_the_shape_of_the_gaps() -> None:
+    def variation(pattern: Pattern) -> float:
+        return gaps(pattern).std() * 10
+
+    assert variation(Pattern("constant", rate_per_s=10)) == pytest.approx(0, abs=1e-6)
+    assert variation(Pattern("poisson", rate_per_s=10)) == pytest.approx(1, rel=0.05)
+    assert variation(Pattern("gamma", rate_per_s=10, burstiness=0.25)) == pytest.approx(2, rel=0.05)
+    assert variation(Pattern("gamma", rate_per_s=10, burstiness=4)) == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_ramp_grows_evenly_to_the_rate() -> None:
+    due = np.array(list(itertools.islice(Pattern("constant", rate_per_s=100, ramp_s=10).due_s(1), 1500)))
+    assert (due <= 10).sum() == pytest.approx(500, abs=2)
+    assert (due <= 5).sum() == pytest.approx(125, abs=2)
+    assert np.diff(due[due > 10]) == pytest.approx(0.01, abs=1e-9)
+
+
+def test_shares_of_a_pattern_add_up() -> None:
+    parts = [Pattern("batch", 7, requests=10).share(shard, 3) for shard in range(3)]
+    assert sum(part.concurrency for part in parts) == 7
+    assert sum(part.requests for part in parts) == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kind": "closed"}, "concurrency of 1"),
+        ({"kind": "poisson"}, "rate above 0"),
+        ({"kind": "gamma", "rate_per_s": 1, "burstiness": 0}, "burstiness"),
+        ({"kind": "batch", "concurrency": 1}, "number of requests"),
+        ({"kind": "sine"}, "expected one of closed"),
+    ],
+)
+def test_a_pattern_that_is_none_says_what_is_missing(values: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Pattern(**values)
