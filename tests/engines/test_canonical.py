@@ -122,7 +122,7 @@ def test_what_differs_stays_different(one: dict[str, Value], other: dict[str, Va
     assert of(one, version) != of(other, version)
 
 
-def test_an_on_switch_equal_to_the_default_matters_not_but_a_dense_model_has_no_state_flags() -> None:
+def test_a_dense_model_has_no_state_flags() -> None:
     flags: dict[str, Value] = {"mamba_ssm_dtype": "bfloat16", "max_mamba_cache_size": 64, "max_running_requests": 8}
     config = of(flags, model="tiny")
     assert dict(config.flags) == {"max_running_requests": 8}
@@ -251,6 +251,14 @@ def test_a_dense_model_has_no_mtp_layers() -> None:
     config = of(NEXTN, model="tiny", draft_path="some/draft")
     assert dict(config.flags)["speculative_algorithm"] == "EAGLE"
     assert dict(config.flags)["speculative_draft_model_path"] == "some/draft"
+
+
+def test_extra_buffer_needs_a_model_with_state() -> None:
+    assert "needs a model with linear-attention state" in refusal({STRATEGY: "extra_buffer"}, model="tiny")
+    assert of({STRATEGY: "no_buffer"}, model="tiny").flags == ()
+    assert dict(of({STRATEGY: "extra_buffer", "disable_radix_cache": True}, model="tiny").flags) == {
+        "disable_radix_cache": True
+    }
 
 
 def test_extra_buffer_needs_a_gpu() -> None:

@@ -100,6 +100,10 @@ class _Server:
     def strategy_flag(self) -> str:
         return self.around.table.find("mamba_radix_cache_strategy").name
 
+    @property
+    def extra_buffer(self) -> bool:
+        return str(self.flags.get(self.strategy_flag, "auto")).startswith("extra_buffer")
+
     def settings(self, without: str | None = None) -> Settings:
         flags = {name: value for name, value in self.flags.items() if name != without}
         return Settings.resolve(
@@ -227,7 +231,9 @@ def _speculation_sizes(server: _Server) -> None:
 
 def _state_cache(server: _Server) -> None:
     if not server.around.shape.linear_layers:
-        server.drop(STATE_FLAGS, f"{server.around.shape.architecture} keeps no linear-attention state")
+        kept = server.strategy_flag if server.radix and server.extra_buffer else None
+        names = tuple(name for name in STATE_FLAGS if name != kept)
+        server.drop(names, f"{server.around.shape.architecture} keeps no linear-attention state")
         return
     if server.number("max_mamba_cache_size") is not None:
         server.drop(("mamba_full_memory_ratio",), "--max-mamba-cache-size gives the number of states itself")
@@ -374,9 +380,13 @@ def _tree_refusals(server: _Server) -> Iterator[str]:
 
 
 def _strategy_refusals(server: _Server) -> Iterator[str]:
+    option = _option(server.strategy_flag)
     if not server.around.shape.linear_layers:
+        if server.radix and server.extra_buffer:
+            # 0.5.23 says so at once (model_hook.py), earlier versions crash at the first prefill.
+            yield f"{option} {server.flags[server.strategy_flag]} needs a model with linear-attention state"
         return
-    strategy, option = server.settings().strategy, _option(server.strategy_flag)
+    strategy = server.settings().strategy
     early = server.version < (0, 5, 14)
     if not server.radix:
         if early and server.flags.get(server.strategy_flag) == "extra_buffer":
