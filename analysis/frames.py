@@ -378,7 +378,7 @@ def _searched(experiment: Mapping[str, Any], records: Sequence[TrialRecord]) -> 
     space = experiment.get("space")
     named = space.get("parameters") if isinstance(space, Mapping) else None
     if isinstance(named, Mapping) and named:
-        return frozenset(str(name) for name in named)
+        return frozenset(str(name) for name, item in named.items() if item is not None)
     if isinstance(named, Sequence) and named:
         return frozenset(str(item["name"]) for item in named)
     return frozenset(name for record in records for name in record.candidate.values)

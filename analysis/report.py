@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -46,6 +47,7 @@ GROUPS = (
     ("Search", ("progress", "failures", "importance", "timeline")),
     ("Memory", ("memory", "forecast")),
 )
+LONGEST_VALUE = 120  # of an environment variable
 LONGEST_LINE = 600  # a log line beyond that is cut; the log itself is in the trial's folder
 
 
@@ -153,9 +155,7 @@ def _answer_items(run: Run, said: Answer) -> str:
     items = [f"<li>{_prose(sentence)}</li>" for sentence in said.sentences]
     winner = best(run)
     if winner is not None and winner.command:
-        items.append(
-            f"<li><details><summary>Its command</summary><pre>{escape(command_text(winner))}</pre></details></li>"
-        )
+        items.append(f"<li>{_command(winner, 'Its command')}</li>")
     if (run.path / "launch.sh").exists():
         items.append("<li>For production: <code>launch.sh</code> and <code>best.yaml</code> in the run's folder.</li>")
     return "".join(items)
@@ -299,10 +299,17 @@ def _evidence(record: TrialRecord) -> str:
     return "<br>".join(parts)
 
 
-def _command(record: TrialRecord) -> str:
+def _command(record: TrialRecord, title: str = "command") -> str:
     if not record.command:
         return ""
-    return f"<details><summary>command</summary><pre>{escape(command_text(record))}</pre></details>"
+    # The simulator is told its model in the environment: kilobytes that nobody reads here.
+    short = [
+        (name, value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 1] + "…") for name, value in record.env
+    ]
+    cut = short != list(record.env)
+    text = escape(command_text(replace(record, env=tuple(short))))
+    whole = f"<p>Whole in <code>trials/{record.number:04d}/command.sh</code>.</p>" if cut else ""
+    return f"<details><summary>{title}</summary><pre>{text}</pre>{whole}</details>"
 
 
 def _environment(run: Run) -> str:
