@@ -50,23 +50,10 @@ _NAME = re.compile(
 )
 _VALUE = re.compile(r"""(?P<quote>['"])(?P<quoted>[^\n]*?)(?P=quote)|(?P<bare>[^\s,;)}\]'"]+)""")
 # A line without any of these, in small letters, cannot hold a secret that is known by name or form.
-_HINTS = ("key", "token", "passw", "passph", "secret", "credential", "authorization", "bearer", "://")
-_HINTS += (
-    "hf_",
-    "sk-",
-    "gho_",
-    "ghp_",
-    "ghr_",
-    "ghs_",
-    "ghu_",
-    "github_pat",
-    "glpat-",
-    "akia",
-    "asia",
-    "xox",
-    "nvapi-",
+_HINTS = (
+    *("key", "token", "passw", "passph", "secret", "credential", "authorization", "bearer", "://"),
+    *("hf_", "sk-", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat", "glpat-", "akia", "asia", "xox", "nvapi-"),
 )
-
 _WORD_BOUNDARY = re.compile(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])")
 
 

@@ -40,7 +40,7 @@ class Gpu:
     """One GPU at one moment.
 
     Attributes:
-        used_bytes: all memory that is not free, the driver's own part included.
+        used_bytes: by processes; on old drivers also what the driver keeps for itself.
         processes: as far as the driver lists them; inside a container it may list none.
     """
 
@@ -117,8 +117,8 @@ class Gpus:
         return tuple(self._facts(device) for device in self._devices)
 
     def used_bytes(self) -> tuple[int, ...]:
-        """Memory that is not free, by GPU; before the first launch this is the idle baseline."""
-        return tuple(int(self._nvml.nvmlDeviceGetMemoryInfo(device).used) for device in self._devices)
+        """Memory in use, by GPU; before the first launch this is the idle baseline."""
+        return tuple(int(self._memory(device).used) for device in self._devices)
 
     def occupants(self, baseline_bytes: tuple[int, ...], ours: Collection[int] = ()) -> tuple[str, ...]:
         """Who is on the GPUs beside us, in words: pid and command, else only how much memory is in use.
@@ -154,8 +154,14 @@ class Gpus:
             poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
         return ()
 
+    def _memory(self, device: Any) -> Any:
+        try:  # this version leaves out what the driver keeps for itself, as nvidia-smi does
+            return self._nvml.nvmlDeviceGetMemoryInfo(device, version=self._nvml.nvmlMemory_v2)
+        except self._nvml.NVMLError:
+            return self._nvml.nvmlDeviceGetMemoryInfo(device)
+
     def _facts(self, device: Any) -> Gpu:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
+        memory = self._memory(device)
         return Gpu(
             index=int(self._nvml.nvmlDeviceGetIndex(device)),
             name=_text(self._nvml.nvmlDeviceGetName(device)),

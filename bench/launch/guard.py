@@ -26,6 +26,7 @@ _PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from bench.launch.guar
 # A server that was just being started when the harness died may not carry its marks yet.
 _LOOK_AGAIN_S = 1.0
 _DEADLINE_S = 60.0
+_EXIT_TIMEOUT_S = 5.0
 
 
 class Guard:
@@ -50,7 +51,11 @@ class Guard:
         with contextlib.suppress(BrokenPipeError):  # somebody killed it
             self._process.stdin.write(_RELEASED)
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it
+            self._process.kill()
+            self._process.wait()
 
 
 def main() -> None:

@@ -58,6 +58,8 @@ class LogFollower:
 
     def take_out(self, secrets: Collection[str]) -> None:
         """Take these values out of the file, once nobody writes it any more."""
+        if not secrets or not self.path.exists():
+            return
         original = text = self.path.read_bytes()
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret.encode(), REDACTED.encode())

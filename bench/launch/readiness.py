@@ -118,7 +118,7 @@ class _Watch:
 
     def failure(self) -> Outcome | None:
         """The outcome, once the server is dead or has had its time to die after the decisive line."""
-        ended = not self.server.alive  # before the log is read: then nothing is written after that
+        ended = not self.server.alive  # asked before the log is read, so that its last words are in it
         self._read(final=ended)
         now_s = time.monotonic()
         if ended:

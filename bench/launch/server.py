@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import os
@@ -191,7 +192,12 @@ class Server:
             secrets=secrets,
         )
         _live.add(server)
-        pidfile.write(path, pid_file)
+        try:
+            pidfile.write(path, pid_file)
+        except OSError:
+            server.kill()
+            guard.release()
+            raise
         return server
 
     async def __aenter__(self) -> Server:
@@ -232,7 +238,8 @@ class Server:
         found = self._family.find()
         if len(self._family.known) != known and self._stopping is None:
             self._pid_file = dataclasses.replace(self._pid_file, members=tuple(self._family.known.items()))
-            pidfile.write(self.folder / pidfile.FILE_NAME, self._pid_file)
+            with contextlib.suppress(OSError):  # a full disk: the marks still tell who belongs to it
+                pidfile.write(self.folder / pidfile.FILE_NAME, self._pid_file)
         return found
 
     @property
@@ -298,8 +305,8 @@ class Server:
         """Nothing of it runs: no more need of guard and pid file, and nobody writes its log any more."""
         (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
         self._guard.release()
-        self.log.take_out(self._secrets)  # SGLang logs its arguments
         _live.discard(self)
+        self.log.take_out(self._secrets)  # SGLang logs its arguments
 
 
 def kill_live_servers() -> None:

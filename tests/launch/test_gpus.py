@@ -23,6 +23,8 @@ class FakeNvml:
     used_bytes: list[int]
     processes: list[SimpleNamespace] = field(default_factory=list)
     shut_down: bool = False
+    memory_version: int = 2
+    nvmlMemory_v2: int = 2  # noqa: N815
 
     class NVMLError(Exception):
         pass
@@ -46,7 +48,9 @@ class FakeNvml:
     def nvmlDeviceGetIndex(self, device: int) -> int:
         return device
 
-    def nvmlDeviceGetMemoryInfo(self, device: int) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, device: int, version: int = 1) -> SimpleNamespace:
+        if version > self.memory_version:
+            raise self.NVMLError("Function Not Found")
         return SimpleNamespace(total=96 * GIB, used=self.used_bytes[device])
 
     def nvmlDeviceGetName(self, device: int) -> str:
@@ -103,6 +107,12 @@ def test_a_gpu_that_does_not_exist_is_said_so(nvml: FakeNvml) -> None:
 def test_facts_are_the_drivers(nvml: FakeNvml) -> None:
     gpu = Gpus("0").facts()[0]
     assert (gpu.name, gpu.driver, gpu.total_bytes, gpu.used_bytes) == ("Fake 96", "580.1", 96 * GIB, 0)
+
+
+def test_an_old_driver_tells_memory_too(nvml: FakeNvml) -> None:
+    nvml.memory_version = 1
+    nvml.used_bytes[1] = 3 * GIB
+    assert Gpus().used_bytes() == (0, 3 * GIB)
 
 
 async def test_memory_that_comes_back_is_waited_for(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

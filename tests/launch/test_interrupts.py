@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -50,19 +51,33 @@ if __name__ == "__main__":
 IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def launch(pad: Launchpad, begin: str = "", loop: str = "asyncio", manner: str = "", **options: object):
-    pad.port.release()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, str(pad.folder), begin, pad.launch_id, loop, manner],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        **options,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "WORKING\n"
-    return process
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def launch(pad: Launchpad) -> Iterator[Launch]:
+    """Starts a harness that works until it is interrupted; it does not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(begin: str = "", loop: str = "asyncio", manner: str = "", **options: Any) -> subprocess.Popen[str]:
+        pad.port.release()
+        process = subprocess.Popen(
+            [sys.executable, "-c", HARNESS, str(pad.folder), begin, pad.launch_id, loop, manner],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            **options,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "WORKING\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 async def nothing_is_left(pad: Launchpad) -> None:
@@ -71,8 +86,10 @@ async def nothing_is_left(pad: Launchpad) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_the_first_signal_ends_the_work_in_good_order(pad: Launchpad, loop: str, number: signal.Signals) -> None:
-    process = launch(pad, loop=loop)
+async def test_the_first_signal_ends_the_work_in_good_order(
+    pad: Launchpad, launch: Launch, loop: str, number: signal.Signals
+) -> None:
+    process = launch(loop=loop)
     process.send_signal(number)
     output, errors = process.communicate(timeout=20)
     assert number.name in output
@@ -84,8 +101,10 @@ async def test_the_first_signal_ends_the_work_in_good_order(pad: Launchpad, loop
 
 
 @pytest.mark.slow
-async def test_a_server_that_ignores_sigterm_is_ended_within_the_time_of_a_clean_end(pad: Launchpad) -> None:
-    process = launch(pad, IGNORES_SIGTERM)
+async def test_a_server_that_ignores_sigterm_is_ended_within_the_time_of_a_clean_end(
+    pad: Launchpad, launch: Launch
+) -> None:
+    process = launch(IGNORES_SIGTERM)
     await pad.log_has("fired up")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
@@ -94,8 +113,8 @@ async def test_a_server_that_ignores_sigterm_is_ended_within_the_time_of_a_clean
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_the_second_signal_ends_it_at_once(pad: Launchpad, loop: str) -> None:
-    process = launch(pad, IGNORES_SIGTERM, loop)
+async def test_the_second_signal_ends_it_at_once(pad: Launchpad, launch: Launch, loop: str) -> None:
+    process = launch(IGNORES_SIGTERM, loop)
     await pad.log_has("fired up")
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
@@ -107,8 +126,8 @@ async def test_the_second_signal_ends_it_at_once(pad: Launchpad, loop: str) -> N
     await nothing_is_left(pad)
 
 
-async def test_a_busy_event_loop_does_not_hold_up_the_second_signal(pad: Launchpad) -> None:
-    process = launch(pad, manner="busy")
+async def test_a_busy_event_loop_does_not_hold_up_the_second_signal(pad: Launchpad, launch: Launch) -> None:
+    process = launch(manner="busy")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
@@ -116,16 +135,16 @@ async def test_a_busy_event_loop_does_not_hold_up_the_second_signal(pad: Launchp
     await nothing_is_left(pad)
 
 
-async def test_work_that_will_not_be_cancelled_is_ended_after_its_time(pad: Launchpad) -> None:
-    process = launch(pad, manner="stubborn")
+async def test_work_that_will_not_be_cancelled_is_ended_after_its_time(pad: Launchpad, launch: Launch) -> None:
+    process = launch(manner="stubborn")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
     await nothing_is_left(pad)
 
 
-async def test_sighup_stays_ignored_under_nohup(pad: Launchpad) -> None:
-    process = launch(pad, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+async def test_sighup_stays_ignored_under_nohup(pad: Launchpad, launch: Launch) -> None:
+    process = launch(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
@@ -133,10 +152,10 @@ async def test_sighup_stays_ignored_under_nohup(pad: Launchpad) -> None:
     assert process.returncode == 130
 
 
-async def test_ctrl_c_in_a_terminal_reaches_neither_server_nor_guard(pad: Launchpad, tmp_path: Path) -> None:
+async def test_ctrl_c_in_a_terminal_reaches_neither_server_nor_guard(pad: Launchpad, launch: Launch) -> None:
     """A terminal signals the whole foreground group; the server must not die of it before it was stopped in order."""
     begin = "signal.signal(signal.SIGINT, lambda *_: print('GOT SIGINT', flush=True))"
-    process = launch(pad, begin, start_new_session=True)
+    process = launch(begin, start_new_session=True)
     await pad.log_has("fired up")
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=20)

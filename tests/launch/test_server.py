@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.engines.protocol import Command
+from bench.launch import pidfile
 from bench.launch.gpus import Gpus
 from bench.launch.processes import identify, process_of
 from bench.launch.server import LaunchError, Server, Teardown, kill_live_servers
@@ -202,6 +204,35 @@ async def test_a_program_that_does_not_exist_is_said_so(pad: Launchpad) -> None:
     assert caught.value.outcome.cause is Cause.MISSING_DEPENDENCY
     assert caught.value.outcome.kind is OutcomeKind.INFRASTRUCTURE
     assert not (pad.folder / "launch.json").exists()
+
+
+@pytest.mark.parametrize("writes_that_work", [0, 1], ids=["before the server starts", "after it has started"])
+async def test_a_full_disk_at_launch_is_said_so_and_leaves_nothing(
+    pad: Launchpad, monkeypatch: pytest.MonkeyPatch, writes_that_work: int
+) -> None:
+    write, written = pidfile.write, []
+
+    def write_until_full(path: Path, pid_file: pidfile.PidFile) -> None:
+        if len(written) == writes_that_work:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(path)
+        write(path, pid_file)
+
+    monkeypatch.setattr(pidfile, "write", write_until_full)
+    with pytest.raises(LaunchError, match="No space left on device") as caught:
+        await pad.start(WAIT)
+    assert caught.value.outcome.cause is Cause.DISK_FULL
+    assert pad.family().find() == []
+
+
+async def test_a_disk_that_fills_up_later_does_not_disturb_the_watch(
+    pad: Launchpad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await pad.start(f"p = subprocess.Popen([sys.executable, '-c', {CHILD!r}])") as server:
+        await pad.log_has("CHILD up")
+        monkeypatch.setattr(pidfile, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        assert len(server.pids()) == 2
+    assert pad.family().find() == []
 
 
 async def test_two_commands_cannot_launch_in_one_folder(pad: Launchpad) -> None:
