@@ -35,6 +35,9 @@ HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
 LAST_WORDS_S = 3.0
 GPU_WAIT_S = 120.0
 FLUSH_TIMEOUT_S = 10.0
+# Half-widths of the interim 95 % interval above its mean: it is looked at again and again, and one look in forty would
+# lie outside it by chance.
+BOUND_WIDTHS = 2.0
 # One reply in a hundred may be cut short by the end of a level; more is the server's doing.
 MAX_GARBAGE_SHARE = 0.01
 
@@ -122,6 +125,7 @@ class _Trial:
         self._folder = folder
         self._on_phase = on_phase
         self._incumbent = incumbent
+        self._pruned_at = ""
         self._log_reader = engine.log_reader()
         # Nobody else can know this name: who answers to it is the server that was launched here.
         self._served_name = f"trial-{proposal.number}-{uuid.uuid4().hex[:12]}"
@@ -214,7 +218,8 @@ class _Trial:
                     self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
                     return
                 if result.stopped:
-                    self.got.outcome = self._pruned(result, concurrency)
+                    detail = f"at {concurrency} concurrent requests: {self._pruned_at}"
+                    self.got.outcome = Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
                     return
         finally:
             watching.cancel()
@@ -248,15 +253,21 @@ class _Trial:
         )
 
     def _cannot_win(self, elapsed_s: float, interim: Interval | None) -> bool:
-        """Whether the upper end of the interim interval lies below the incumbent, tie range included."""
+        """Whether even the upper bound of the interim interval lies below the incumbent, tie range included."""
         search = self._experiment.search
         if not search.prune or interim is None or self._incumbent is None or self._proposal.role != "search":
             return False
         if self._experiment.objective.metric != "output_tok_per_s":
             return False
-        return elapsed_s >= self._experiment.workload.min_window_s / 2 and interim.high < self._incumbent * (
+        upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
+        if elapsed_s < self._experiment.workload.min_window_s / 2 or upper >= self._incumbent * (
             1 - search.tie_relative
+        ):
+            return False
+        self._pruned_at = (
+            f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, the best so far has {self._incumbent:.0f}"
         )
+        return True
 
     async def _counters(self, session: aiohttp.ClientSession) -> ServerCounters:
         try:
@@ -291,11 +302,6 @@ class _Trial:
         assert result.failure is not None
         kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
         return Outcome(kind, result.failure.cause, Phase.MEASURE, f"{where}: {result.failure.detail}")
-
-    def _pruned(self, result: LevelResult, concurrency: int) -> Outcome:
-        reached = result.measurement.output_tok_per_s.high if result.measurement else 0.0
-        detail = f"at {concurrency} concurrent requests at most {reached:.0f} tok/s, the best so far has more"
-        return Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
 
     def _close(self, server: Server) -> None:
         """What is known only after the end: the whole log's facts, and what did not come back."""

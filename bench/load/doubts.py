@@ -13,7 +13,8 @@ from bench.load.patterns import CLOSED
 MAX_FAILED_SHARE = 0.05
 MAX_COUNTER_DISAGREEMENT = 0.02
 _COUNTER_STEPS = 40  # engines may add up every so many steps (SGLang's --decode-log-interval)
-VOID_LAG_SHARE = 0.5  # of the median gap between chunks: beyond it, chunks are merged before they are read
+MERGING_LAG_SHARE = 0.5  # of the median gap between chunks: beyond it, chunks are merged before they are read
+VOID_LAG_SHARE = 0.1  # of a request's time, for one chunk in a hundred: it can cost the throughput 2 % where all lag
 BUSY_SHARE, VOID_BUSY_SHARE = 0.7, 0.95  # of a core
 QUEUED_SHARE = 0.05  # of the window, without a core though there was work
 SEND_LAG_SHARE = 0.05  # of the median time to first token
@@ -41,11 +42,12 @@ def void(seen: Evidence, got: Measurement) -> list[str]:
         )
     if seen.job.scale != 1:  # a simulation shares its cores with us, and its time is not the wall's
         return reasons
-    gap_s, lag_s = got.icl_s.p50 if got.icl_s else 0.0, got.client_lag_p99_s or 0.0
-    if gap_s and lag_s > VOID_LAG_SHARE * gap_s:
+    # In a closed loop every request starts late by about the lag, and the throughput is short by that share.
+    whole_s, lag_s = got.e2e_s.p50 if got.e2e_s else 0.0, got.client_lag_p99_s or 0.0
+    if whole_s and lag_s > VOID_LAG_SHARE * whole_s:
         reasons.append(
-            f"the client handled chunks up to {lag_s * 1e3:.2g} ms late where they come every {gap_s * 1e3:.2g} ms, so "
-            "arrivals were merged; give it a core of its own or more processes"
+            f"the client handled chunks up to {lag_s * 1e3:.2g} ms late while a request takes {whole_s * 1e3:.2g} ms, so "
+            "it held the load back; give it a core of its own or more processes"
         )
     if (seen.cpu_share or 0) > VOID_BUSY_SHARE:
         reasons.append(
@@ -53,6 +55,12 @@ def void(seen: Evidence, got: Measurement) -> list[str]:
             "processes"
         )
     return reasons
+
+
+def merged(seen: Evidence, got: Measurement) -> bool:
+    """Whether chunks were read so late that their gaps are the client's; counts and whole requests are not touched."""
+    gap_s, lag_s = got.icl_s.p50 if got.icl_s else 0.0, got.client_lag_p99_s or 0.0
+    return seen.job.scale == 1 and gap_s > 0 and lag_s > MERGING_LAG_SHARE * gap_s
 
 
 def doubts(seen: Evidence, got: Measurement) -> list[str]:
@@ -117,6 +125,11 @@ def _client_doubts(seen: Evidence, got: Measurement) -> list[str]:
     found: list[str] = []
     if seen.job.scale != 1:
         return found
+    if merged(seen, got):
+        found.append(
+            f"the client handled chunks up to {(got.client_lag_p99_s or 0) * 1e3:.2g} ms late, longer than half the gap "
+            "between them, so chunks were merged and itl_s and icl_s are left out; give it a core of its own"
+        )
     if (seen.cpu_share or 0) > BUSY_SHARE:
         found.append(f"the client used {seen.cpu_share:.0%} of its core; latencies may be the client's")
     if (seen.queued_share or 0) > QUEUED_SHARE:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.load import metrics
-from bench.load.doubts import doubts, void
+from bench.load.doubts import doubts, merged, void
 from bench.load.evidence import Evidence
 from bench.load.measurement import Interval, Measurement
 from bench.load.patterns import CLOSED
@@ -66,10 +66,14 @@ def evaluate(seen: Evidence) -> Measurement:
         server_output_tok_per_s=_server_rate(seen),
         client_lag_p99_s=lag_s,
         client_cpu_share=seen.cpu_share,
+        accepted_histogram=metrics.accepted_histogram(seen.streams, start_ns, end_ns),
         intervals=_intervals(seen),
     )
     reasons = void(seen, measurement)
-    return replace(measurement, valid=not reasons, warnings=(*reasons, *seen.warnings, *doubts(seen, measurement)))
+    warnings = (*reasons, *seen.warnings, *doubts(seen, measurement))
+    if merged(seen, measurement):
+        measurement = replace(measurement, itl_s=None, icl_s=None)
+    return replace(measurement, valid=not reasons, warnings=warnings)
 
 
 def _intervals(seen: Evidence) -> tuple[tuple[str, Interval], ...]:
