@@ -10,6 +10,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import optuna
@@ -182,7 +183,7 @@ class Space:
             if not self.violated(candidate):
                 yield candidate
 
-    @property
+    @cached_property
     def size(self) -> int | None:
         """Number of points; None when a parameter is continuous, or when counting would take too long.
 

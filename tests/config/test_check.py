@@ -16,7 +16,7 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_storys_failures_stand_on_a_line_each_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_failed_by_hand_stands_on_a_line_each_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     said = lines(capsys, "+experiment=mtp_rtx_pro_6000", "engine.version=0.5.12")
     assert any("refused" in line and "no_buffer with speculative decoding" in line for line in said)
     assert any("F = 0.80 with 48 running requests does not fit" in line for line in said)

@@ -48,7 +48,7 @@ def test_the_space_is_valid_in_every_version_whatever_spelling_it_uses(name: str
     assert load(f"+experiment={name}", f"engine.version={version}").engine.version == version
 
 
-def test_story_space_has_every_parameter_of_the_story() -> None:
+def test_the_mtp_space_has_every_parameter_that_matters_there() -> None:
     names = {parameter.name for parameter in load("+experiment=mtp_b200").space.parameters}
     assert names >= {
         "mem_fraction_static",

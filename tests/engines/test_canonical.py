@@ -154,7 +154,7 @@ STRATEGY = "mamba_radix_cache_strategy"
 
 
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.11", "0.5.12", "0.5.13"])
-def test_no_buffer_with_speculation_is_refused_until_0_5_13_as_in_the_story(version: str) -> None:
+def test_no_buffer_with_speculation_is_refused_until_0_5_13(version: str) -> None:
     text = refusal({**NEXTN, STRATEGY: "no_buffer"}, version)
     assert "--mamba-scheduler-strategy no_buffer with speculative decoding is refused in 0.5.10 to 0.5.13" in text
     assert "auto, which is no_buffer here," in refusal(NEXTN, version)
@@ -233,7 +233,7 @@ def test_several_reasons_are_said_together() -> None:
     assert len(text.split("; ")) == 3
 
 
-def test_from_0_5_20_on_the_storys_flag_is_said_to_have_been_renamed() -> None:
+def test_from_0_5_20_on_the_old_flag_is_said_to_have_been_renamed() -> None:
     text = refusal({**NEXTN, "mamba_scheduler_strategy": "no_buffer"}, "0.5.20")
     assert text.startswith("--mamba-scheduler-strategy is called --mamba-radix-cache-strategy in SGLang 0.5.20")
 

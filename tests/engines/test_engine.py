@@ -223,7 +223,7 @@ def test_the_simulator_gets_card_model_and_version_in_its_environment() -> None:
     assert engine.simulated
 
 
-def test_the_storys_launches_are_forecast_as_they_went() -> None:
+def test_launches_tried_by_hand_are_forecast_as_they_went() -> None:
     loaded = experiment("+experiment=mtp_rtx_pro_6000", "engine.version=0.5.12")
     engine = engines.create(loaded)
     servers = [engine.canonical(Candidate(dict(values))) for values in loaded.space.tried[1:]]

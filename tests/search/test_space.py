@@ -29,7 +29,7 @@ def spec(*parameters: Parameter, constraints: tuple[str, ...] = ()) -> SpaceSpec
     return SpaceSpec("test", parameters, constraints)
 
 
-def story() -> Space:
+def mtp() -> Space:
     return Space(spec(DRAFT, TOPK, FRACTION, STEPS, ALGORITHM, RATIO, RADIX, GRAPHS, constraints=TREE))
 
 
@@ -37,19 +37,19 @@ def texts(*parameters: Parameter, constraints: tuple[str, ...] = ()) -> list[str
     return [problem.text for problem in space.problems(spec(*parameters, constraints=constraints))]
 
 
-def test_the_story_space_has_no_problems() -> None:
+def test_the_mtp_space_has_no_problems() -> None:
     assert texts(DRAFT, TOPK, FRACTION, STEPS, ALGORITHM, RATIO, RADIX, GRAPHS, constraints=TREE) == []
 
 
 def test_enumeration_has_every_point_once_and_agrees_with_the_size() -> None:
-    points = list(story().enumerate())
+    points = list(mtp().enumerate())
     keys = {tuple(sorted((name, str(value)) for name, value in point.values.items())) for point in points}
     # speculation off: 1; on: topk 1: 3 steps; topk 2: draft 2..3, 2..5, 2..7
-    assert len(points) == len(keys) == story().size == 5 * (1 + 3 + 2 + 4 + 6) * 3 * 3
+    assert len(points) == len(keys) == mtp().size == 5 * (1 + 3 + 2 + 4 + 6) * 3 * 3
 
 
 def test_a_parameter_exists_only_when_its_conditions_hold_through_every_generation() -> None:
-    for point in story().enumerate():
+    for point in mtp().enumerate():
         assert ("steps" in point.values) == (point.values.get("speculative_algorithm") == "NEXTN")
         assert ("draft" in point.values) == (point.values.get("topk") == 2)
         if point.values["disable_radix_cache"]:
@@ -57,7 +57,7 @@ def test_a_parameter_exists_only_when_its_conditions_hold_through_every_generati
 
 
 def test_every_enumerated_point_is_contained_and_can_be_given_to_optuna() -> None:
-    searched = story()
+    searched = mtp()
     study = optuna.create_study()
     for point in itertools.islice(searched.enumerate(), 0, None, 37):
         assert searched.contains(point)
@@ -68,7 +68,7 @@ def test_every_enumerated_point_is_contained_and_can_be_given_to_optuna() -> Non
 
 
 def test_suggestions_are_points_but_for_constraints() -> None:
-    searched = story()
+    searched = mtp()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     seen = [searched.suggest(study.ask()) for _ in range(200)]
     assert all(searched.contains(point) != bool(searched.violated(point)) for point in seen)
@@ -76,17 +76,17 @@ def test_suggestions_are_points_but_for_constraints() -> None:
 
 
 def test_floats_of_a_grid_are_written_short() -> None:
-    assert sorted({point.values["mem_fraction_static"] for point in story().enumerate()}) == [0.7, 0.75, 0.8, 0.85, 0.9]
+    assert sorted({point.values["mem_fraction_static"] for point in mtp().enumerate()}) == [0.7, 0.75, 0.8, 0.85, 0.9]
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     for _ in range(20):
         assert len(str(Space(spec(FRACTION)).suggest(study.ask()).values["mem_fraction_static"])) <= 4
 
 
 def test_sampling_is_reproducible_and_meets_constraints() -> None:
-    first = list(story().sample(100, seed=3))
-    assert first == list(story().sample(100, seed=3))
-    assert first != list(story().sample(100, seed=4))
-    assert all(story().contains(point) for point in first)
+    first = list(mtp().sample(100, seed=3))
+    assert first == list(mtp().sample(100, seed=3))
+    assert first != list(mtp().sample(100, seed=4))
+    assert all(mtp().contains(point) for point in first)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_sampling_is_reproducible_and_meets_constraints() -> None:
     ],
 )
 def test_what_is_no_point_is_not_contained(values: dict[str, float | str]) -> None:
-    assert not story().contains(Candidate(values))
+    assert not mtp().contains(Candidate(values))
 
 
 def test_an_absent_switch_is_off() -> None:
-    assert story().contains(Candidate({"mem_fraction_static": 0.8}))
-    assert story().parameters_of(Candidate({"mem_fraction_static": 0.8}))["disable_radix_cache"] is False
+    assert mtp().contains(Candidate({"mem_fraction_static": 0.8}))
+    assert mtp().parameters_of(Candidate({"mem_fraction_static": 0.8}))["disable_radix_cache"] is False
 
 
 def test_a_continuous_space_has_no_size_and_is_sampled() -> None:

@@ -35,7 +35,7 @@ RESERVED = {
     "api_key": "none: servers of a sweep listen on the loopback address only",
     "admin_api_key": "none: servers of a sweep listen on the loopback address only",
 }
-# Declared and never read; sglang.md, finding 7 (checked in every version from 0.5.10 to 0.5.23, the second in 0.5.23).
+# Declared and never read: the first in the source of 0.5.10 to 0.5.23, the second in that of 0.5.23.
 DEAD = {"num_continuous_decode_steps": (0, 5, 10), "triton_attention_reduce_in_fp32": (0, 5, 23)}
 # By the first version that has them; argparse knows no choices from 0.5.12 on (speculative/spec_info.py).
 SPECULATIVE_ALGORITHMS = {
