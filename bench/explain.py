@@ -53,20 +53,16 @@ _WORDS = {"raise": "above", "lower": "to at most"}
 
 
 def explain(text: str) -> Fault:
-    """Read a whole log.
-
-    Args:
-        text: of the log; SGLang's rules are used unless vLLM is named more often.
-    """
-    rules = vllm_faults.RULES if _count(_VLLM, text) > _count(_SGLANG, text) else sglang_faults.RULES
-    return _read(text, rules)
-
-
-def _read(text: str, rules: Rules) -> Fault:
-    reader = LogReader(rules)
+    """Read a whole log, with the rules of the engine that it names."""
+    reader = LogReader(rules_for(text))
     for line in text.split("\n"):
         reader.feed(line)
     return reader.verdict()
+
+
+def rules_for(text: str) -> Rules:
+    """SGLang's rules, unless the log names vLLM more often."""
+    return vllm_faults.RULES if _count(_VLLM, text) > _count(_SGLANG, text) else sglang_faults.RULES
 
 
 def _count(pattern: re.Pattern[str], text: str) -> int:
@@ -104,8 +100,8 @@ def as_json(fault: Fault) -> str:
     )
 
 
-def _text(content: bytes) -> str:
-    """Decode a log: UTF-8 unless it says that it is UTF-16, as redirected output on Windows does."""
+def decoded(content: bytes) -> str:
+    """The text of a log: UTF-8 unless it says that it is UTF-16, as redirected output on Windows does."""
     utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
 
@@ -127,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:  # a path that no file can have, e.g. with a zero byte
         print(f"cannot read {options.log!r}: {error}", file=sys.stderr)
         return 2
-    fault = explain(_text(content))
+    fault = explain(decoded(content))
     output = as_json(fault) if options.json else in_words(fault)
     sys.stdout.buffer.write(output.encode("utf-8", errors="replace") + b"\n")
     return 0

@@ -208,6 +208,7 @@ class _Traceback:
 
 
 _UNKNOWN_EXCEPTION = Rule(Cause.ENGINE_CRASH, rank=Rank.CRASH)
+_STOP = Rule(Cause.OTHER, rank=Rank.SUSPECT, advice="Somebody stopped it before it was ready.")
 _DEATH = Rule(Cause.ENGINE_CRASH, rank=Rank.DEATH)
 
 
@@ -227,6 +228,7 @@ class LogReader:
         self._tracebacks: dict[str, _Traceback] = {}
         self._last_text: dict[str, str] = {}
         self._proofs: list[_Proof] = []
+        self._kinds: set[tuple[object, ...]] = set()
         self._ready: LogLine | None = None
         self._started: LogLine | None = None
         self._stopped = False
@@ -251,11 +253,8 @@ class LogReader:
 
     def verdict(self) -> Fault:
         """The fault that the log shows as a whole, its cause ``healthy`` or ``unknown`` where it shows none."""
-        for traceback in self._tracebacks.values():
-            self._settle(traceback)
-            if not traceback.proof and traceback.frames and traceback.source_line and not traceback.handled:
-                self._prove(traceback, traceback.source_line, "")  # the log ends before the exception's own line
-        best = self._best()
+        unfinished = (self._unfinished(traceback) for traceback in self._tracebacks.values())
+        best = self._best([*self._proofs, *(proof for proof in unfinished if proof)])
         if best:
             return self._fault(best)
         if self._ready:
@@ -371,35 +370,45 @@ class LogReader:
 
     def _settle(self, traceback: _Traceback) -> None:
         """The traceback has been read to its end: an exception that ends a process is decisive, known or not."""
-        if traceback.proof and traceback.fatal and not traceback.chained and not self._decisive:
-            best = self._best()
-            self._decisive = self._fault(best) if best else None
+        if traceback.proof and traceback.fatal and not traceback.chained:
+            self._decisive = self._decisive or self._best_fault()
 
     def _prove(self, traceback: _Traceback, line: LogLine, text: str) -> None:
-        """Weigh the exception at the end of a traceback."""
+        """Take the exception at the end of a traceback for a proof."""
         where = traceback.where
-        bare = text.rstrip(":") in ("AssertionError", "")
-        if bare and traceback.source_line:  # an assertion without a message: its condition is the line above
-            line, text = traceback.source_line, f"{text} {traceback.source_line.text.strip()}".strip()
         traceback.fatal |= not traceback.handled and self._is_uncaught(traceback)
         traceback.handled |= not traceback.fatal and bool(_REQUEST.search(where) or _CLIENT.search(where))
-        hint = _regex(self._rules.hints).search(text)
-        rule = self._rule_for(text[: hint.start()] if hint else text, where) or _UNKNOWN_EXCEPTION
-        self._stopped = self._is_stop(rule)
-        if self._stopped:
+        traceback.hinting = bool(_regex(self._rules.hints).search(text))
+        proof = traceback.proof = self._weighed(traceback, line, text)
+        if self._is_stop(proof.rule):
+            self._stopped = True
             return
-        cause, phase = self._placed(rule, where, text)
-        proof = _Proof(line, text, rule, rule.rank, cause, phase, traceback.fatal, True, self._ready is not None)
-        traceback.proof = proof
-        traceback.hinting = hint is not None
         traceback.chain.append(proof)
-        if traceback.handled and cause not in _SERIOUS:
+        if traceback.handled and proof.cause not in _SERIOUS:
             return
         self._proofs.append(proof)
         for earlier in traceback.chain[:-1]:
             earlier.fatal |= traceback.fatal
-            earlier.translated |= traceback.translates and earlier.cause == cause and rule.rank == Rank.ROOT
+            earlier.translated |= traceback.translates and earlier.cause == proof.cause and proof.rank == Rank.ROOT
         self._decide(proof)
+
+    def _weighed(self, traceback: _Traceback, line: LogLine, text: str) -> _Proof:
+        """What an exception proves that ends a traceback with this line."""
+        where = traceback.where
+        if text.rstrip(":") in ("AssertionError", "") and traceback.source_line:
+            # An assertion without a message: its condition is the line above.
+            line, text = traceback.source_line, f"{text} {traceback.source_line.text.strip()}".strip()
+        hint = _regex(self._rules.hints).search(text)
+        rule = self._rule_for(text[: hint.start()] if hint else text, where) or _UNKNOWN_EXCEPTION
+        cause, phase = self._placed(rule, where, text)
+        return _Proof(line, text, rule, rule.rank, cause, phase, traceback.fatal, True, self._ready is not None)
+
+    def _unfinished(self, traceback: _Traceback) -> _Proof | None:
+        """What a traceback proves that the log's end cut off before the exception's own line."""
+        where = traceback.where
+        if traceback.proof or traceback.handled or not traceback.source_line or _CLIENT.search(where):
+            return None
+        return None if _REQUEST.search(where) else self._weighed(traceback, traceback.source_line, "")
 
     def _is_uncaught(self, traceback: _Traceback) -> bool:
         """Whether a traceback is of an exception that went through the outermost frame of an engine's process."""
@@ -412,12 +421,14 @@ class LogReader:
 
     def _read_plain(self, line: LogLine) -> None:
         rules, text = self._rules, line.text
-        self._milestone(line)
+        if self._milestone(line):
+            return
         if _regex(rules.stops).search(text):
             self._stopped = self._ready is not None
             if not self._stopped:
-                stop = Rule(Cause.OTHER, rank=Rank.SUSPECT, advice="Somebody stopped it before it was ready.")
-                self._proofs.append(self._plain_proof(line, stop, fatal=False))
+                self._add(self._plain_proof(line, _STOP, fatal=False))
+            return
+        if line.level in ("I", "D"):
             return
         hint = _regex(rules.hints).search(text)
         text = text[: hint.start()] if hint else text
@@ -431,18 +442,24 @@ class LogReader:
             return
         if rule and (exception or native or rule.plain or rule.rank == Rank.ROOT):
             fatal = bool(native) or (rule.fatal and line.level != "W")
-            self._proofs.append(self._plain_proof(line, rule, fatal, from_exception=bool(exception)))
-            self._decide(self._proofs[-1])
+            self._add(self._plain_proof(line, rule, fatal, from_exception=bool(exception)))
         elif exception:
-            self._proofs.append(self._plain_proof(line, _UNKNOWN_EXCEPTION, fatal=False, from_exception=True))
+            self._add(self._plain_proof(line, _UNKNOWN_EXCEPTION, fatal=False, from_exception=True))
         self._cleaning |= bool(_regex(rules.cleanup).search(text))
         if _regex(rules.deaths).search(text):
             self._died = True
-            self._proofs.append(self._plain_proof(line, _DEATH, fatal=True))
-            best = self._best()
-            self._decisive = self._decisive or (self._fault(best) if best else None)
+            self._add(self._plain_proof(line, _DEATH, fatal=True))
+            self._decisive = self._decisive or self._best_fault()
         elif line.level != "W" and _ALARMING.search(text):
             self._alarm = line
+
+    def _add(self, proof: _Proof) -> None:
+        """Keep a proof, unless one that weighs as much stands before it: logs repeat some lines a million times."""
+        kind = (proof.cause, proof.rank, proof.fatal, proof.from_exception, proof.after_ready)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._proofs.append(proof)
+            self._decide(proof)
 
     def _is_stop(self, rule: Rule) -> bool:
         """Whether a message is somebody's stop of a server that served."""
@@ -454,15 +471,18 @@ class LogReader:
         after_ready = self._ready is not None
         return _Proof(line, line.text.strip(), rule, rank, cause, phase, fatal, from_exception, after_ready)
 
-    def _milestone(self, line: LogLine) -> None:
+    def _milestone(self, line: LogLine) -> bool:
+        """Note the phase that a line begins; whether it is one that only a server prints that serves."""
         if _regex(self._rules.ready).search(line.text):
             self._ready = self._ready or line
             self.phase = Phase.SERVING
+            return True
         for pattern, phase in self._rules.milestones:
             if _regex(pattern).search(line.text):
                 self._started = line
                 self.phase = Phase.SERVING if self._ready else phase
-                return
+                break
+        return False
 
     # Weighing
 
@@ -498,9 +518,8 @@ class LogReader:
         return self.phase, _MEMORY_OF_PHASE[self.phase]
 
     def _decide(self, proof: _Proof) -> None:
-        if proof.fatal and proof.rank == Rank.ROOT and not proof.rule.next_line and not self._decisive:
-            best = self._best()
-            self._decisive = self._fault(best) if best else None
+        if proof.fatal and proof.rank == Rank.ROOT and not proof.rule.next_line:
+            self._decisive = self._decisive or self._best_fault()
 
     def _counts(self, proof: _Proof) -> bool:
         if proof.translated:
@@ -509,11 +528,13 @@ class LogReader:
             return True
         return proof.after_ready and (self._died or (proof.cause in _SERIOUS and proof.from_exception))
 
-    def _best(self) -> _Proof | None:
-        proofs = [proof for proof in self._proofs if self._counts(proof)]
-        if not proofs:
-            return None
-        return max(proofs, key=lambda proof: proof.weight)  # the first of the heaviest
+    def _best(self, proofs: list[_Proof]) -> _Proof | None:
+        """The first of the heaviest of those that count."""
+        return max((proof for proof in proofs if self._counts(proof)), key=lambda proof: proof.weight, default=None)
+
+    def _best_fault(self) -> Fault | None:
+        best = self._best(self._proofs)
+        return self._fault(best) if best else None
 
     def _fault(self, proof: _Proof) -> Fault:
         rules, rule = self._rules, proof.rule

@@ -132,6 +132,8 @@ def _peeled(text: str, raw: str, number: int, source: str) -> LogLine:
         if found.get("source"):
             sources.append(found["source"])
         level = (found.get("level") or found.get("glog") or level)[:1]
+        if name == "logging" and level in ("I", "D"):
+            level = ""  # of whoever passes on another program's output, which may be anything
         wrapping.append(name)
         text = text[match.end() :]
     level = level or ("W" if _WARNING.search(text) else "")

@@ -119,7 +119,7 @@ RULES = Rules(
     rules=(*_MEMORY, *_SERVING, *_CONSEQUENCES, *_ARGUMENTS, *SHARED_RULES),
     milestones=(
         (
-            r"Init torch distributed|Load weight (?:begin|end)|(?:checkpoint|loading) shards|Using model weights format",
+            r"Init torch distributed|Load weight (?:begin|end)|(?:checkpoint|loading) shards|model weights format",
             Phase.LOAD,
         ),
         (
