@@ -46,8 +46,8 @@ def void(seen: Evidence, got: Measurement) -> list[str]:
     whole_s, lag_s = got.e2e_s.p50 if got.e2e_s else 0.0, got.client_lag_p99_s or 0.0
     if whole_s and lag_s > VOID_LAG_SHARE * whole_s:
         reasons.append(
-            f"the client handled chunks up to {lag_s * 1e3:.2g} ms late while a request takes {whole_s * 1e3:.2g} ms, so "
-            "it held the load back; give it a core of its own or more processes"
+            f"the client handled chunks up to {lag_s * 1e3:.2g} ms late while a request takes "
+            f"{whole_s * 1e3:.2g} ms, so it held the load back; give it a core of its own or more processes"
         )
     if (seen.cpu_share or 0) > VOID_BUSY_SHARE:
         reasons.append(
@@ -126,8 +126,9 @@ def _client_doubts(seen: Evidence, got: Measurement) -> list[str]:
     if seen.job.scale != 1:
         return found
     if merged(seen, got):
+        lag_ms = (got.client_lag_p99_s or 0) * 1e3
         found.append(
-            f"the client handled chunks up to {(got.client_lag_p99_s or 0) * 1e3:.2g} ms late, longer than half the gap "
+            f"the client handled chunks up to {lag_ms:.2g} ms late, longer than half the gap "
             "between them, so chunks were merged and itl_s and icl_s are left out; give it a core of its own"
         )
     if (seen.cpu_share or 0) > BUSY_SHARE:

@@ -15,6 +15,8 @@ from bench.load.patterns import CLOSED
 from bench.load.stream import Stream
 from bench.load.window import batch_means, sectioned
 
+_BATCH_BUSY = 0.9
+
 
 def evaluate(seen: Evidence) -> Measurement:
     """The measurement, with one sentence for each reason not to use it (then it is not valid) or to doubt it."""
@@ -122,7 +124,9 @@ def _server_rate(seen: Evidence) -> float | None:
 
 
 def steady_batch(streams: Sequence[Stream]) -> tuple[int, int]:
-    """The longest span of a batch in which at least nine tenths of the most requests were running."""
+    """From when nine tenths of the most requests at once were running until when they last were: the ramp before it
+    and the tail after it say how long the batch is, not how fast the server.
+    """
     running = [s for s in streams if s.first_ns and s.last_ns > s.first_ns]
     if not running:
         return 0, 0
@@ -131,7 +135,5 @@ def steady_batch(streams: Sequence[Stream]) -> tuple[int, int]:
     steps = np.tile([1, -1], len(running))
     order = np.argsort(stamps, kind="stable")
     stamps, count = stamps[order], np.cumsum(steps[order])
-    busy = count >= 0.9 * count.max()
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], busy.astype(np.int8), [0]])))
-    spans = [(int(stamps[a]), int(stamps[min(b, len(stamps) - 1)])) for a, b in edges.reshape(-1, 2)]
-    return max(spans, key=lambda span: span[1] - span[0])
+    busy = np.flatnonzero(count >= _BATCH_BUSY * count.max())
+    return int(stamps[busy[0]]), int(stamps[min(busy[-1] + 1, len(stamps) - 1)])

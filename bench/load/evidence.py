@@ -69,7 +69,8 @@ class Evidence:
         """What ended inside the window; of an open loop, what was due in it and has ended."""
         if self.job.pattern.is_open:
             return [s for s in self.streams if s.ended and self.start_ns < s.scheduled_ns <= self.end_ns]
-        return [s for s in self.streams if s.ended and self.start_ns < s.ended_ns <= self.end_ns]
+        ends = ((s, s.last_ns if s.ok else s.ended_ns) for s in self.streams if s.ended)
+        return [stream for stream, end_ns in ends if self.start_ns < end_ns <= self.end_ns]
 
     @cached_property
     def ok(self) -> list[Stream]:

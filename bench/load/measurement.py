@@ -62,6 +62,7 @@ class Measurement:
         client_lag_p99_s: handling time less arrival time of chunks.
         client_cpu_share: of one core, over the window.
         prompts_hash: of the prompt set used.
+        accepted_histogram: verify steps by the number of drafts that they accepted, where the server tells it.
         intervals: 95 % intervals of headline latencies by name, e.g. ``ttft_s.p95``, where samples were enough.
     """
 
@@ -99,4 +100,5 @@ class Measurement:
     warnings: tuple[str, ...] = ()
     ttfat_s: Summary | None = None
     e2e_scheduled_s: Summary | None = None
+    accepted_histogram: tuple[int, ...] = ()
     intervals: tuple[tuple[str, Interval], ...] = ()

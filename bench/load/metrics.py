@@ -117,6 +117,13 @@ def acceptance(streams: Sequence[Stream], start_ns: int, end_ns: int) -> tuple[f
     return (sum(s.tokens - 1 for s in counted) / steps, steps) if steps else (None, None)
 
 
+def accepted_histogram(streams: Sequence[Stream], start_ns: int, end_ns: int) -> tuple[int, ...]:
+    """Verify steps by accepted drafts, of the requests that finished in the window."""
+    found = [s.accepted_histogram for s in streams if s.ok and start_ns < s.last_ns <= end_ns]
+    width = max(map(len, found), default=0)
+    return tuple(sum(histogram[place] for histogram in found if place < len(histogram)) for place in range(width))
+
+
 def in_flight(streams: Sequence[Stream], start_ns: int, end_ns: int) -> float:
     """Mean number of requests between write and last chunk."""
     total = 0
@@ -142,6 +149,7 @@ def table(streams: Sequence[Stream], start_ns: int, end_ns: int, seconds: float)
         "finished_in_window": [s.ok and start_ns < s.last_ns <= end_ns for s in streams],
         "scheduled_s": [at(s.scheduled_ns) for s in streams],
         "sent_s": [at(s.sent_ns) for s in streams],
+        "ended_s": [at(s.ended_ns) for s in streams],
         "first_token_s": [at(s.first_ns) for s in streams],
         "first_answer_token_s": [at(s.first_answer_ns) for s in streams],
         "last_token_s": [at(s.last_ns) for s in streams],
@@ -168,6 +176,7 @@ _SCHEMA = pa.schema(
         "finished_in_window": _BOOL,
         "scheduled_s": _FLOAT,
         "sent_s": _FLOAT,
+        "ended_s": _FLOAT,
         "first_token_s": _FLOAT,
         "first_answer_token_s": _FLOAT,
         "last_token_s": _FLOAT,

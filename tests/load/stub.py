@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -95,9 +96,10 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[Stub]:
 async def _answer(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     behaviour = stub.behaviour
     head = await reader.readuntil(b"\r\n\r\n")
-    length = int(
-        next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")).split(b":")[1]
-    )
+    if head.startswith(b"GET"):
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        return True
+    length = int(re.search(rb"content-length: *(\d+)", head.lower())[1])
     body = orjson.loads(await reader.readexactly(length))
     number = len(stub.requests)
     stub.requests.append(body)
@@ -132,9 +134,8 @@ async def _stream(stub: Stub, writer: asyncio.StreamWriter, body: dict, number: 
     due = loop.time() + behaviour.first_s
 
     def event(payload: object) -> None:
-        data = (
-            behaviour.prefix + b"data: " + (payload if isinstance(payload, bytes) else orjson.dumps(payload)) + b"\n\n"
-        )
+        content = payload if isinstance(payload, bytes) else orjson.dumps(payload)
+        data = behaviour.prefix + b"data: " + content + b"\n\n"
         framed = b"%x\r\n%s\r\n" % (len(data), data) if behaviour.chunked else data
         for part in behaviour.cut(framed) if behaviour.cut else [framed]:
             writer.write(part)

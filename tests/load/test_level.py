@@ -18,6 +18,12 @@ from tests.load.stub import Behaviour, Stub, random_cuts, serving
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.fixture(autouse=True)
+def _shared_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub runs in our own thread, so the client is late as a matter of course."""
+    monkeypatch.setattr("bench.load.doubts.MERGING_LAG_SHARE", 1e9)
+
+
 def workload(**changes: object) -> WorkloadSpec:
     values = {
         "name": "test",
@@ -347,3 +353,13 @@ async def test_ten_thousand_requests_with_random_cuts_are_all_exact(route: str) 
     assert sum(row["output_tokens"] for row in rows) == stub.tokens
     if route == "generate":
         assert sum(row["verify_steps"] for row in rows) == stub.verify_steps
+
+
+async def test_a_client_that_was_late_says_so_and_keeps_its_gaps_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.load.doubts.MERGING_LAG_SHARE", 0.0)
+    monkeypatch.setattr("bench.load.doubts.VOID_LAG_SHARE", 0.0)
+    async with serving(Behaviour()) as stub:
+        got = (await measure(stub)).measurement
+    assert not got.valid
+    assert got.itl_s is None and got.icl_s is None
+    assert any("held the load back" in warning for warning in got.warnings)
