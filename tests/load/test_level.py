@@ -18,12 +18,6 @@ from tests.load.stub import Behaviour, Stub, random_cuts, serving
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(autouse=True)
-def _shared_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stub runs in our own thread, so the client is late as a matter of course."""
-    monkeypatch.setattr("bench.load.doubts.MERGING_LAG_SHARE", 1e9)
-
-
 def workload(**changes: object) -> WorkloadSpec:
     values = {
         "name": "test",
