@@ -22,6 +22,8 @@ ACTIVATION_FACTOR = 2.5
 # The version in which a full batch kills a server that speculates (seen with the triton backend; other backends than
 # triton and the default are taken to be free of it).
 FULL_BATCH_CRASH_VERSION = (0, 5, 15)
+# Chance that the first drafted token is accepted after random ids, which follow no text (assumption).
+RANDOM_IDS_ACCEPTANCE = 0.5
 # Start-up, in seconds: imports and process start, kernels of the first requests, capture of one batch size, and the
 # rate at which weights are read (the first three from launches of the 27B shape on the H200, the last an assumption).
 IMPORT_S = 21.0
@@ -87,11 +89,11 @@ class ServerModel:
             dummy_weights=flags.get("load_format") == "dummy",
         )
 
-    def acceptance(self, temperature: float) -> Acceptance:
+    def acceptance(self, temperature: float, first_probability: float | None = None) -> Acceptance:
         return Acceptance.of(
             self.settings,
             temperature=temperature,
-            first_probability=self.first_acceptance,
+            first_probability=self.first_acceptance or first_probability,
             simulated_length=self.simulated_acceptance,
         )
 

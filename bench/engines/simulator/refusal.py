@@ -23,7 +23,7 @@ def refusal(
     """The exception that the main process ends with, its name in front; None where it goes on.
 
     Args:
-        values: all arguments, by destination.
+        values: flags that were passed, by destination.
         env: environment variables of the server.
         architecture: of the card, ``cpu`` where there is none.
     """
@@ -116,7 +116,7 @@ def _speculation(
     tokens = values.get("speculative_num_draft_tokens")
     if steps is None and (topk is not None or tokens is not None):
         yield "AssertionError"  # a bare assert: its message is empty
-    if steps is not None and (topk is None or tokens is None):
+    if steps is not None and (topk is None or (tokens is None and topk > 1)):
         yield "TypeError: '>' not supported between instances of 'NoneType' and 'int'"
     if settings.topk > 1 and settings.version < (0, 5, 11) and env.get("SGLANG_ENABLE_SPEC_V2") in ("1", "true"):
         yield "ValueError: Spec v2 currently only supports topk = 1 for speculative decoding."

@@ -101,11 +101,8 @@ class Scheduler:
         self.used_tokens = 0
         self.ratio = self.initial_ratio = min(1.0, INITIAL_NEW_TOKEN_RATIO * self.settings.schedule_conservativeness)
         self.least_ratio = self.initial_ratio * LEAST_NEW_TOKEN_FACTOR
-        block = 0
-        if self.settings.radix_cache and not (hybrid and self.settings.strategy == "no_buffer"):
-            block = HYBRID_BLOCK_TOKENS if hybrid else BLOCK_TOKENS
         host = self.settings.hicache_ratio if self.settings.hierarchical else 0.0
-        self.cache = PrefixCache(block, int(plan.kv_tokens * (1 + host)))
+        self.cache = PrefixCache(block_tokens(self.settings, hybrid=hybrid), int(plan.kv_tokens * (1 + host)))
         self.decode_steps = 0
         self.generated = 0
         self.verify_steps = 0
@@ -299,6 +296,13 @@ class Scheduler:
 
     def _noise(self) -> float:
         return max(0.5, 1 + self.noise * self.random.gauss(0.0, 1.0)) if self.noise else 1.0
+
+
+def block_tokens(settings: Settings, *, hybrid: bool) -> int:
+    """Tokens of the pieces in which a prefix is found again, 0 where none is."""
+    if not settings.radix_cache or (hybrid and settings.strategy == "no_buffer"):
+        return 0
+    return HYBRID_BLOCK_TOKENS if hybrid else BLOCK_TOKENS
 
 
 def run_closed_loop(

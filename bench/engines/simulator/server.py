@@ -28,7 +28,7 @@ from bench.engines.simulator.faults import Faults
 from bench.engines.simulator.http import Connection, Exchange
 from bench.engines.simulator.log import Log
 from bench.engines.simulator.metrics import Metrics
-from bench.engines.simulator.model import ServerModel
+from bench.engines.simulator.model import RANDOM_IDS_ACCEPTANCE, ServerModel
 from bench.engines.simulator.options import Options
 from bench.engines.simulator.process import Process
 from bench.engines.simulator.replies import Garbage, NativeReply, OpenAiReply, Reply
@@ -517,7 +517,7 @@ class Server:
         """Take a generation request on any of its routes."""
         try:
             body = exchange.json()
-            tokens, sampling = _prompt(exchange.path, body)
+            tokens, sampling, is_text = _prompt(exchange.path, body)
             wanted = int(sampling.get("max_new_tokens") or 128)
             temperature = float(sampling.get("temperature", 1.0) or 0.0)
         except (ValueError, TypeError, AttributeError) as error:
@@ -539,7 +539,7 @@ class Server:
             output_tokens=max(1, min(wanted, self.context_length() - len(tokens))),
             arrival_s=now,
             keys=self.scheduler.cache.keys(tokens),
-            acceptance=self.model.acceptance(temperature),
+            acceptance=self.model.acceptance(temperature, None if is_text else RANDOM_IDS_ACCEPTANCE),
         )
         reply = self.reply(exchange, request, body)
         self.replies[request] = reply
@@ -595,8 +595,8 @@ class Server:
             self.metrics.counters["num_aborted_requests_total"] += 1
 
 
-def _prompt(path: str, body: Any) -> tuple[list[int], Mapping[str, Any]]:
-    """Token ids of a prompt and its sampling parameters; text is cut into pieces of some bytes.
+def _prompt(path: str, body: Any) -> tuple[list[int], Mapping[str, Any], bool]:
+    """Token ids of a prompt, its sampling parameters, and whether it is text, which is cut into pieces of some bytes.
 
     Raises:
         ValueError: there is no prompt.
@@ -611,12 +611,12 @@ def _prompt(path: str, body: Any) -> tuple[list[int], Mapping[str, Any]]:
             prompt = "".join(f"<{item.get('role')}>{item.get('content')}" for item in body.get("messages") or ())
         ids, text = (prompt, None) if isinstance(prompt, list) else (None, prompt)
     if ids:
-        return [int(item) for item in ids], sampling
+        return [int(item) for item in ids], sampling, False
     if not isinstance(text, str) or not text:
         raise ValueError("Either text, input_ids or input_embeds should be provided.")
     data = text.encode()
     pieces = range(0, len(data), BYTES_PER_TEXT_TOKEN)
-    return [zlib.crc32(data[start : start + BYTES_PER_TEXT_TOKEN]) for start in pieces], sampling
+    return [zlib.crc32(data[start : start + BYTES_PER_TEXT_TOKEN]) for start in pieces], sampling, True
 
 
 def load_config(path: str, options: Options) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from bench.engines.simulator.refusal import refusal
 
 ORPHAN_LIFE_S = 120
 # The steps of a plan at which a demanded failure of a phase strikes.
-_PHASES = {"weights": "load", "state_cache": "kv_alloc", "target graphs": "graph_capture"}
+_PHASES = {"weights": "load", "kv_pool": "kv_alloc", "target graphs": "graph_capture"}
 _MEMORY_FAULTS = {
     "load": ("oom_weights",),
     "kv_alloc": ("oom_state_cache", "oom_kv_pool"),
@@ -73,7 +73,7 @@ class Startup:
             self.log.raw(warning)
         if "crash_args" in self.faults:
             self.process.refuse("ValueError: simulated failure of the command line")
-        refused = refusal(self.values, settings, self.model.shape, self.env, self.options.hardware.architecture)
+        refused = refusal(self.given, settings, self.model.shape, self.env, self.options.hardware.architecture)
         if refused is not None:
             self.process.refuse(refused)
         if settings.speculative and self.given.get("max_running_requests") is None:
@@ -93,8 +93,8 @@ class Startup:
         free = plan.steps[0].free_bytes + plan.steps[0].taken_bytes
         failure = plan.failure
         for step in plan.steps:
-            await self._demanded(step, free)
             self._before(step, free)
+            await self._demanded(step)
             if failure and failure.step == step.name:
                 break
             await self._after(step, free)
@@ -111,18 +111,14 @@ class Startup:
                 )
             self.log.line(f"Allocating {plan.host_bytes / 1e9:.2f} GB host memory for hierarchical KV cache.")
 
-    async def _demanded(self, step: Step, free: float) -> None:
+    async def _demanded(self, step: Step) -> None:
         """Failures on demand that belong to a step."""
         faults, phase = self.faults, _PHASES.get(step.name)
         if phase is None:
             return
-        memory = next((name for name in _MEMORY_FAULTS[phase] if name in faults), None)
-        loading = phase == "load" and ("start_hang" in faults or "oom_kernel" in faults)
-        if phase == "load" and (loading or memory or "crash_load" in faults):
-            self.log.load_begin(free)
-        if loading and "start_hang" in faults:
+        if phase == "load" and "start_hang" in faults:
             await asyncio.Event().wait()
-        if loading:
+        if phase == "load" and "oom_kernel" in faults:
             self.log.line(
                 "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common "
                 "cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."
@@ -130,8 +126,9 @@ class Startup:
             self.process.kill()
         if f"crash_{phase}" in faults:
             self.process.die(f"RuntimeError: simulated engine failure ({phase})")
-        if memory is not None:
-            self._run_out(memory, phase)
+        for name in _MEMORY_FAULTS[phase]:
+            if name in faults:
+                self._run_out(name, phase)
 
     def _run_out(self, name: str, phase: str) -> None:
         """Run out of memory on demand."""
