@@ -94,7 +94,8 @@ class Rules:
         engine: its name.
         rules: tried in this order, the first that fits is taken.
         milestones: patterns of lines that begin a phase.
-        ready: lines of a server that serves.
+        ready: lines of a server that has just come up.
+        serving: lines that only a server prints that serves.
         fatal_headers: what stands before the traceback of an exception that ends the process.
         handled: what stands before the traceback of an exception that somebody caught.
         entries: frames that only the engine's own processes have.
@@ -112,6 +113,7 @@ class Rules:
     rules: tuple[Rule, ...]
     milestones: tuple[tuple[str, Phase], ...]
     ready: str
+    serving: str
     fatal_headers: str
     handled: str
     entries: str
@@ -145,8 +147,8 @@ _ALARMING = re.compile(r"error|exception|fail|fatal|abort|killed|cannot|unable|n
 _MESSAGE_LINES = 30  # of one exception; NCCL's and the hub's longest are half of that
 
 _OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*\w")
-_RAISE = r"increas\w*|rais\w+|larger|higher|greater|enlarg\w*"
-_LOWER = r"reduc\w*|decreas\w*|lower\w*|smaller|shrink\w*"
+_RAISE = r"increas\w*|rais\w+|(?:larger|higher|greater)(?! than)|enlarg\w*"
+_LOWER = r"reduc\w*|decreas\w*|lower\w*(?! than)|smaller(?! than)|shrink\w*"
 _UNSET = r"unset|remov\w+|drop\w*|without|disable (?=-)|turn off"
 _SET = r"(?<!re)set(?:ting)?|us(?:e|ing)|pass(?:ing)?|add(?:ing)?|specify(?:ing)?|enabl\w+|choos\w+|requires?"
 _VERB = re.compile(rf"\b(?:(?P<raise>{_RAISE})|(?P<lower>{_LOWER})|(?P<unset>{_UNSET})|(?P<set>{_SET}))\b", re.I)
@@ -230,6 +232,7 @@ class LogReader:
         self._proofs: list[_Proof] = []
         self._kinds: set[tuple[object, ...]] = set()
         self._ready: LogLine | None = None
+        self._came_up = False
         self._started: LogLine | None = None
         self._stopped = False
         self._died = False
@@ -259,9 +262,9 @@ class LogReader:
             return self._fault(best)
         if self._ready:
             return Fault(Cause.HEALTHY, Phase.SERVING, self._ready.raw.strip(), self._ready.number)
-        if self._started and self._last:
+        if self._started:
             advice = self._rules.advice[Cause.STARTUP_HANG]
-            return Fault(Cause.STARTUP_HANG, self.phase, self._last.raw.strip(), self._last.number, advice=advice)
+            return Fault(Cause.STARTUP_HANG, self.phase, self._started.raw.strip(), self._started.number, advice=advice)
         line = self._alarm or self._last
         advice = self._rules.advice[Cause.UNKNOWN]
         text, number = (line.raw.strip(), line.number) if line else (None, None)
@@ -273,7 +276,7 @@ class LogReader:
         if self._stopped:
             if not self._begins(line):
                 return
-            self._stopped, self._ready = False, None
+            self._stopped, self._ready, self._came_up = False, None, False
         traceback = self._tracebacks.get(line.source)
         if _TRACEBACK in line.text:
             self._open(line, traceback)
@@ -349,16 +352,19 @@ class LogReader:
         if traceback.hinting:
             return True
         proof.text += "\n" + line.text.strip()
-        if proof.rule.next_line and proof.line.number < line.number and line.indent > proof.line.indent:
-            proof.line, proof.rule = line, replace(proof.rule, next_line=False)
-            self._decide(proof)
+        if proof.rule.next_line and line.indent > proof.line.indent:
+            self._prove_by(line, self._rule_for(_as_exception(line.text), "") or proof.rule, proof, traceback)
         elif proof.rank < Rank.ROOT:
             rule = self._rule_for(line.text.strip(), "")
-            if rule and rule.pattern and rule.rank > proof.rank:
-                proof.line, proof.rule, proof.rank = line, rule, rule.rank
-                proof.cause, proof.phase = self._placed(rule, traceback.where, proof.text)
-                self._decide(proof)
+            if rule and rule.rank > proof.rank:
+                self._prove_by(line, rule, proof, traceback)
         return True
+
+    def _prove_by(self, line: LogLine, rule: Rule, proof: _Proof, traceback: _Traceback) -> None:
+        """Let a line of an exception's message prove more than its first line does."""
+        proof.line, proof.rule, proof.rank = line, replace(rule, next_line=False), rule.rank
+        proof.cause, proof.phase = self._placed(rule, traceback.where, proof.text)
+        self._decide(proof)
 
     def _is_announcement(self, line: LogLine) -> bool:
         """Whether a line begins something new, though it looks like the rest of a message."""
@@ -408,7 +414,10 @@ class LogReader:
         where = traceback.where
         if traceback.proof or traceback.handled or not traceback.source_line or _CLIENT.search(where):
             return None
-        return None if _REQUEST.search(where) else self._weighed(traceback, traceback.source_line, "")
+        proof = self._weighed(traceback, traceback.source_line, "")
+        if proof.rank == Rank.CRASH:  # it may say anything
+            proof.rank = Rank.CONSEQUENCE
+        return None if _REQUEST.search(where) else proof
 
     def _is_uncaught(self, traceback: _Traceback) -> bool:
         """Whether a traceback is of an exception that went through the outermost frame of an engine's process."""
@@ -473,7 +482,9 @@ class LogReader:
 
     def _milestone(self, line: LogLine) -> bool:
         """Note the phase that a line begins; whether it is one that only a server prints that serves."""
-        if _regex(self._rules.ready).search(line.text):
+        came_up = bool(_regex(self._rules.ready).search(line.text))
+        if came_up or _regex(self._rules.serving).search(line.text):
+            self._came_up |= came_up
             self._ready = self._ready or line
             self.phase = Phase.SERVING
             return True
@@ -526,7 +537,10 @@ class LogReader:
             return False
         if proof.fatal or not self._ready:
             return True
-        return proof.after_ready and (self._died or (proof.cause in _SERIOUS and proof.from_exception))
+        serious = proof.cause in _SERIOUS and proof.from_exception
+        if not proof.after_ready:  # survived, unless the log begins after the start
+            return serious and not self._came_up
+        return serious or self._died
 
     def _best(self, proofs: list[_Proof]) -> _Proof | None:
         """The first of the heaviest of those that count."""
@@ -553,6 +567,16 @@ class LogReader:
 
 # A server goes on after most errors of one request, not after these, and what it answers then is void.
 _SERIOUS = OUT_OF_MEMORY | {Cause.ILLEGAL_MEMORY_ACCESS}
+# Their messages name options of other programs: installers, compilers, downloaders.
+_FLAGLESS = {
+    Cause.MISSING_DEPENDENCY,
+    Cause.HUB_ACCESS,
+    Cause.DRIVER_MISMATCH,
+    Cause.KERNEL_BUILD,
+    Cause.DISK_FULL,
+    Cause.PERMISSION,
+    Cause.NCCL,
+}
 _MEMORY_OF_PHASE = {
     Phase.ARGS: Cause.OOM_GPU_WEIGHTS,
     Phase.LOAD: Cause.OOM_GPU_WEIGHTS,
@@ -579,22 +603,32 @@ def _is_held_by_others(text: str) -> bool:
     return sum(held) > _HELD_BY_OTHERS * float(total[1]) * sizes[total[2]]
 
 
+def _as_exception(text: str) -> str:
+    """A line of a validation report in the words of the exception behind it."""
+    return text.strip().replace("Value error, ", "ValueError: ").replace("Assertion failed, ", "AssertionError: ")
+
+
 def _named_flags(text: str, rules: Rules, cause: Cause) -> list[FlagAdvice]:
     """The options that a message names, with the direction that it gives them."""
+    if cause in _FLAGLESS:
+        return []
     text = text[:2000]
     found: dict[str, FlagAdvice] = {}
     names = r"(?<![\w-])(?:" + "|".join(sorted(rules.options, key=len, reverse=True)) + r")\b"
+    reported = cause in OUT_OF_MEMORY  # these messages also repeat the values that they were given
     default: Direction = "unset" if "unrecognized argument" in text else "change"
     for match in sorted([*_OPTION.finditer(text), *re.finditer(names, text)], key=lambda match: match.start()):
         name = match[0] if match[0].startswith("--") else "--" + match[0].replace("_", "-")
         before, after = _CLAUSE.split(text[: match.start()])[-1], text[match.end() :]
         later = _AFTERWARDS.match(after)
         verbs = list(_VERB.finditer(before))
+        if reported and not later and not verbs:
+            continue
         verb = later or (verbs[-1] if verbs else None)
-        direction = verb.lastgroup if verb else default
+        example: Direction = "set" if after.startswith("=") else default
+        direction = verb.lastgroup if verb else example
         bound = _BOUND.match(after)
         flag = FlagAdvice(name, direction, float(bound[1]) if bound else None)  # type: ignore[arg-type]
-        if name not in found or (verb and found[name].direction == default):
+        if name not in found or (direction != default and found[name].direction == default):
             found[name] = flag
-    mentions = cause in OUT_OF_MEMORY  # values that are only reported
-    return [flag for flag in found.values() if not (mentions and flag.direction == "change")]
+    return list(found.values())

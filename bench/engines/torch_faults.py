@@ -243,9 +243,9 @@ _GPU = (
             only supported on (?:\w+ )?(?:CUDA|NVIDIA|GPUs?|Hopper|Ampere|Ada|Blackwell)
             only supported on (?:\w+ )?(?:SM|sm_?\d|H100|B200|AMD|ROCm|x86)
             (?:compute|device|current|minimum) capability
-            requires? (?:at least )?(?:SM ?\d|sm_?\d|SM>=|Hopper|Ampere|Ada|Blackwell)
+            requires? (?:at least )?(?:SM ?\d|sm_?\d|SM>=|Hopper|Ampere|Ada|Blackwell|GPUs? with)
             (?:needs|requires?) (?:a )?(?:CUDA|NVIDIA)(?: (?:GPU|device)| ?\(|\.|$)
-            not supported (?:on|by|for) (?:this|your|the current|current) (?:GPU|device|platform|hardware|arch)
+            not supported (?:on|by|for|in) (?:this|your|the current|current) (?:GPU|device|platform|hardware|arch)
             unsupported (?:GPU|device|platform|hardware|architecture|cuda arch|sm)\b
             failed to infer device type
             no (?:accelerator|supported GPU|available GPU|supported device|available device)
@@ -320,6 +320,8 @@ _HUB = (
             EntryNotFoundError.*config\.json
             model .{0,80}(?:not found|does not exist) (?:on|in|at) (?:the )?(?:hub|modelscope|local)
             Incorrect path_or_model_id
+            404 (?:Client Error|(?:page )?not found)
+            should have a `model_type` key
         """),
     ),
     Rule(
@@ -384,6 +386,9 @@ _DEPENDENCIES = (
             (?:requires|need) (?:the )?[\w-]+ ?(?:>=|==|<=|<|>|version)
             requires `?\w[\w.-]*`? to be installed
             Could not load (?:any common_ops|library)
+            untagged enum ModelWrapper
+            Tokenizer class \S+ does not exist
+            need to have .{0,60} installed
         """),
     ),
     Rule(
@@ -492,6 +497,7 @@ _CHECKPOINT = (
             invalid load key
             unpickling
             missing (?:weight|tensor|scale)s?\b
+            not a valid JSON file
         """),
     ),
     Rule(
@@ -606,7 +612,7 @@ _CONFIG = (
             only (?:be )?(?:supports?|supported|used with|compatible)
             (?:is|are) disabled
             unsupported
-            must (?:be (?:divisible|a multiple|set|one of|specified)|have the same|match|also)
+            must (?:be (?:divisible|a multiple|set|one of|specified)|have the same (?!size)|also)
             divisible by
             mutually exclusive
             cannot (?:be|both|use|enable|find the config file)
@@ -656,6 +662,13 @@ _CONFIG = (
 # What only the place in the code tells.
 _PLACES = (
     Rule(
+        Cause.MISSING_DEPENDENCY,
+        raised=r"^(?:KeyError|ValueError)\b",
+        where=r"transformers/models/auto/",
+        depth=1,
+        rank=Rank.CRASH,
+    ),
+    Rule(
         Cause.KERNEL_BUILD,
         raised=_BREAKS,
         where=any_of(r"""
@@ -674,8 +687,15 @@ _PLACES = (
     Rule(
         Cause.NCCL,
         raised=_REFUSES,
+        where=r"device_communicators/(?:custom|quick)_all_?reduce",
+        depth=2,
+        moves=(("custom_all_reduce", "set"),),
+    ),
+    Rule(
+        Cause.NCCL,
+        raised=_REFUSES,
         where=any_of(r"""
-            device_communicators/(?:pynccl|custom_all_reduce|quick)
+            device_communicators/pynccl
             torch/distributed/(?:distributed_c10d|rendezvous)
             :init_process_group:
             :init(?:ialize)?_(?:distributed_environment|model_parallel):
@@ -714,7 +734,6 @@ MOVES: Mapping[Cause, tuple[tuple[str, Direction], ...]] = {
     Cause.OOM_GPU_RUNTIME: (("memory", "lower"), ("prefill", "lower"), ("running", "lower")),
     Cause.PORT_IN_USE: (("port", "change"),),
     Cause.MODEL_NOT_FOUND: (("model", "change"),),
-    Cause.NCCL: (("custom_all_reduce", "set"),),
     Cause.ILLEGAL_MEMORY_ACCESS: (("graph_off", "set"), ("attention", "change")),
 }
 

@@ -91,6 +91,8 @@ RULES = Rules(
         Application startup complete
         Uvicorn running on
         Started server process
+    """),
+    serving=any_of(r"""
         Avg (?:prompt|generation) throughput
         "(?:POST|GET) \S+ HTTP/[\d.]+" 200
     """),
@@ -163,7 +165,11 @@ RULES = Rules(
             Phase.LOAD,
             Cause.OOM_GPU_WEIGHTS,
         ),
-        Place(r":execute_model:|:run_busy_loop:|:_process_engine_step:|:step:", Phase.SERVING, Cause.OOM_GPU_RUNTIME),
+        Place(
+            r":execute_model:|:run_busy_loop:|:_process_engine_step:|:step:|async_llm\.py:(?!__init__|from_)",
+            Phase.SERVING,
+            Cause.OOM_GPU_RUNTIME,
+        ),
         Place(r"arg_utils|:create_engine_config:|vllm/config", Phase.ARGS, Cause.OOM_GPU_WEIGHTS),
     ),
     knobs={

@@ -119,7 +119,8 @@ def test_vllm_s_advice_names_vllm_s_flags() -> None:
     message = (
         "ValueError: To serve at least one request with the model's max seq len (262144), (18.35 GiB KV cache is "
         "needed, which is larger than the available KV cache memory (8.72 GiB). Based on the available memory, the "
-        "estimated maximum model length is 121840. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
+        "estimated maximum model length is 121840. Try increasing `gpu_memory_utilization` or decreasing "
+        "`max_model_len`."
     )
     fault = read(made_log("vllm", "kv", message), VLLM)[0]
     assert directions(fault) == {"--max-model-len": "lower", "--gpu-memory-utilization": "raise"}
@@ -298,3 +299,19 @@ def test_asking_for_a_verdict_does_not_change_what_is_read_later() -> None:
         reader.feed(line)
         reader.verdict()
     assert reader.verdict() == read(lines)[0]
+
+
+@pytest.mark.parametrize(
+    ("report", "cause"),
+    [
+        ("Value error, Bfloat16 is only supported on GPUs with compute capability of 8.0.", Cause.UNSUPPORTED_HARDWARE),
+        ("Value error, Invalid repository ID or local directory specified: 'x'.", Cause.MODEL_NOT_FOUND),
+        ("Value error, Model architectures ['X'] failed to be inspected.", Cause.CONFIG_INCOMPATIBLE),
+        ("Input should be less than or equal to 1 [type=less_than_equal, input_value=1.5]", Cause.CONFIG_INCOMPATIBLE),
+    ],
+)
+def test_a_validation_report_is_read_by_its_content(report: str, cause: Cause) -> None:
+    lines = made_log("vllm", "args", "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig")
+    fault = read([*lines, f"(APIServer pid=1)   {report}"], VLLM)[0]
+    assert fault.cause == cause
+    assert fault.line == f"(APIServer pid=1)   {report}"

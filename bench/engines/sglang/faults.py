@@ -138,6 +138,8 @@ RULES = Rules(
         Application startup complete
         Uvicorn running on
         Started server process
+    """),
+    serving=any_of(r"""
         (?:Decode|Prefill) batch[,. ]
         "(?:POST|GET) \S+ HTTP/[\d.]+" 200
     """),
@@ -201,7 +203,6 @@ RULES = Rules(
                 graph_runner\w*\.py:(?:__init__|warmup\w*):
                 :_?capture\w*:
                 :init_(?:cuda|device|decode|prefill)\w*_graphs?:
-                :init_attention_backends?:
                 :kernel_warmup:
             """),
             Phase.GRAPH_CAPTURE,
