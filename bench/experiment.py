@@ -35,7 +35,7 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 900.0
     stall_timeout_s: float = 300.0
-    stop_timeout_s: float = 60.0
+    stop_timeout_s: float = 20.0
     time_scale: float = 1.0
     faults: tuple[str, ...] = ()
     simulated_acceptance: float | None = None
