@@ -57,7 +57,9 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 _MOST_PREFIXES = 8  # a container's, a supervisor's, a process's and two loggers' are five; more is not a prefix
 _JSON_TEXT_KEYS = ("log", "message", "msg", "textPayload", "MESSAGE", "event", "line", "text")
-_LONGEST = 4000  # characters that are looked at; an engine's dump of its own arguments can be ten times that
+_LONGEST = (
+    2000  # characters that are looked at; PyTorch's longest message is 800, an engine's dump of its arguments 20,000
+)
 
 
 @dataclass(frozen=True)

@@ -552,7 +552,14 @@ _PROCESSES = (
     ),
     Rule(
         Cause.OOM_HOST,
-        r"exit ?code[:=]? ?(?:-9|9|137)\b|exited (?:with code |\()137|^Killed\b|SIGKILL|signal 9\b",
+        any_of(r"""
+            exit ?code[:=]? ?(?:-9|9|137)\b
+            exited (?:with code |\()137
+            ^Killed\b
+            line \d+: +\d+ Killed\b
+            SIGKILL
+            signal(?: 9\b|: killed)
+        """),
         rank=Rank.SUSPECT,
         exit_code=True,
         plain=True,
