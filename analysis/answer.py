@@ -11,7 +11,18 @@ from typing import Any
 from analysis import words
 from analysis.figures.style import KINDS, origins
 from analysis.frames import Run, advice_text, excess, interval_of, measurement_at, meets_limits
-from analysis.standing import Standing, baseline, best, best_so_far, measured, settings, standings, value_text
+from analysis.intervals import is_difference, relative_difference
+from analysis.standing import (
+    Standing,
+    baseline,
+    best,
+    best_so_far,
+    by_load,
+    measured,
+    settings,
+    standings,
+    value_text,
+)
 from bench.load.measurement import Interval, Measurement
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
@@ -73,7 +84,7 @@ def _headline(
             f"No configuration keeps the limits; trial {winner.number} comes nearest{shown}. {_misses(chosen)}".strip()
         )
     if is_baseline:
-        return f"Keep the baseline: nothing that was measured again is better than it{shown} beyond doubt."
+        return f"Keep the baseline{shown}: nothing that was measured again is better beyond doubt."
     if chosen.get("verdict") == "no_difference" or gain is None:
         why = "there is no fresh baseline to hold it against" if gain is None else "it cannot be told from the baseline"
         return f"Trial {winner.number} is picked{shown}, but {why}."
@@ -150,11 +161,31 @@ def _certainty(run: Run, value: Interval | None, gain: Interval | None, tied: Se
         sentences.append(f"{words.metric_name(run.objective.metric).capitalize()}: {words.interval(value)}{how}.")
     if gain is not None and _bounded(gain) and gain.low <= 0 <= gain.high:
         sentences.append(f"The gain over the baseline, {words.interval(gain, relative=True)}, may be nothing.")
+    if gain is None:
+        sentences += _runner_up(run)
     if tied:
         numbers = sorted({r.number for r in run.records if r.config.key in tied})
         names = ", ".join(f"trial {number}" for number in numbers)
         sentences.append(f"It cannot be told from {names}; of equals the one with the fewest settings is picked.")
     return sentences
+
+
+def _runner_up(run: Run) -> list[str]:
+    """What the finalist that came next gave against the baseline, where the baseline is kept."""
+    shown = standings(run)
+    metric, level = run.objective.metric, run.objective.level or 0
+    values = {key: value for (key, at), value in by_load(shown, metric).items() if at == level}
+    first = next((item for item in shown if item.role == "baseline"), None)
+    others = [item for item in shown if item.role == "finalist" and item.record.config.key in values]
+    if first is None or first.record.config.key not in values or not others:
+        return []
+    sign = 1.0 if run.objective.larger_is_better else -1.0
+    runner = max(others, key=lambda item: sign * values[item.record.config.key].mean)
+    difference = relative_difference(values[runner.record.config.key], values[first.record.config.key])
+    if sign * difference.mean <= 0 or is_difference(difference):
+        return []
+    seen = words.interval(difference, relative=True)
+    return [f"Trial {runner.trial} gave {seen} against it; more search.finalist_rounds would narrow that."]
 
 
 def _cost(run: Run, winner: TrialRecord, value: Interval | None) -> list[str]:
@@ -262,7 +293,7 @@ def _advice(run: Run) -> list[str]:
 def warnings(run: Run) -> list[str]:
     """What is doubtful about the run, one sentence each, gravest first."""
     shown = standings(run)
-    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown), *_rewrites(run)]
+    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown)]
     infrastructure = [r for r in run.all_records if r.outcome.kind is OutcomeKind.INFRASTRUCTURE]
     if infrastructure:
         causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
@@ -270,7 +301,7 @@ def warnings(run: Run) -> list[str]:
             f"{words.counted(len(infrastructure), 'launch', 'launches')} failed for reasons of the machine, not of the "
             f"configuration ({causes}); they count against no configuration."
         )
-    return list(_once([*found, *_measurement_warnings(run)]))
+    return list(_once([*found, *_measurement_warnings(run), *_rewrites(run)]))
 
 
 def _drift(run: Run) -> list[str]:
@@ -367,7 +398,7 @@ def _measurement_warnings(run: Run) -> list[str]:
         void = "" if item.valid else "Not used: "
         where = f"trial {number}, {item.concurrency or item.request_rate_per_s} in flight"
         more = f" and {words.counted(len(cases) - 1, 'other measurement')}" if len(cases) > 1 else ""
-        found.append(f"{void}{text.rstrip('.')} ({where}{more}).")
+        found.append(f"{void}{text[:1].upper()}{text[1:].rstrip('.')} ({where}{more}).")
     return found
 
 

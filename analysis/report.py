@@ -267,8 +267,8 @@ def _trial_row(
     cells = [
         f'<td class="number" data-label="trial" data-value="{record.number}">{record.number}</td>',
         f'<td data-label="role">{escape(record.role)}{f" {record.round}" if record.round else ""}</td>',
-        f'<td data-label="ended" data-value="{words_of_kind}"><span class="mark" style="color:var(--{colour})">'
-        f"{GLYPHS[outcome.kind]}</span> {words_of_kind}{cause}</td>",
+        f'<td data-label="ended" data-value="{words_of_kind}"><span class="nowrap"><span class="mark" '
+        f'style="color:var(--{colour})">{GLYPHS[outcome.kind]}</span> {words_of_kind}</span>{cause}</td>',
         _number_cell(metric, value, record.value),
         *(
             _number_cell(label, "" if item is None else words.seconds(item.mean), None if item is None else item.mean)

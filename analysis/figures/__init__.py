@@ -8,7 +8,7 @@ from matplotlib import rc_context
 
 from analysis.figures.load import latency_by_load, pareto, speculation, throughput_by_load
 from analysis.figures.memory import forecast_error, memory_split
-from analysis.figures.search import failure_map, importance, progress, timeline
+from analysis.figures.search import failure_map, progress, timeline, what_mattered
 from analysis.figures.style import RC, Drawing
 from analysis.frames import Run
 
@@ -21,7 +21,7 @@ FIGURES: tuple[Callable[[Run], Drawing], ...] = (
     memory_split,
     forecast_error,
     speculation,
-    importance,
+    what_mattered,
     timeline,
 )
 

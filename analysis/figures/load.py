@@ -127,18 +127,19 @@ def pareto(run: Run) -> Drawing:
     if others:
         x, y = [p[0] for p in others], [p[1] for p in others]
         axis.scatter(x, y, s=12, color=MUTED, alpha=0.55, lw=0, label="other trials")
-    for record, label, marker, colour in ((first, "baseline", "s", INK), (winner, "best", "o", BEST_COLOUR)):
+    same = winner is not None and first is not None and winner.config.key == first.config.key
+    named = ((first, "baseline", "s", INK), (None if same else winner, "best", "o", BEST_COLOUR))
+    for record, label, marker, colour in named:
         mine = [p for p in points if record is not None and p[2].config.key == record.config.key]
-        if mine and not (label == "baseline" and winner is not None and first is winner):
-            axis.scatter(
-                [p[0] for p in mine], [p[1] for p in mine], s=30, color=colour, marker=marker, zorder=4, label=label
-            )
+        if mine:
+            x, y = [p[0] for p in mine], [p[1] for p in mine]
+            axis.scatter(x, y, s=30, color=colour, marker=marker, zorder=4, label=label)
     front = front_of([(speed, total) for speed, total, *_ in points])
     axis.step(
         [p[0] for p in front], [p[1] for p in front], where="pre", color=VERMILLION, lw=1.3, label="front", zorder=3
     )
     for speed, total, level in _mean_points(points, winner):
-        axis.annotate(f"{level}", (speed, total), (6, 2), textcoords="offset points", fontsize=8, color=BEST_COLOUR)
+        axis.annotate(f"{level}", (speed, total), (7, 5), textcoords="offset points", fontsize=8, color=BEST_COLOUR)
     axis.set_xlabel("tokens/s that one request gets (1 / median time per token)")
     axis.set_ylabel("output tokens/s of the server")
     axis.set_ylim(bottom=0)

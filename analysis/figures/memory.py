@@ -51,8 +51,9 @@ def memory_split(run: Run) -> Drawing:
     rows: list[tuple[str, dict[str, float]]] = []
     shown: list[TrialRecord] = []
     winner, first = best(run), baseline(run)
-    for label, record in (("best", winner), ("baseline", first)):
-        if record is None or (label == "baseline" and winner is not None and record.config.key == winner.config.key):
+    same = winner is not None and first is not None and winner.config.key == first.config.key
+    for label, record in (("best", None if same else winner), ("baseline", first)):
+        if record is None:
             continue
         both = [
             (f"{label},\nforecast", _forecast_split(record.forecast)),
@@ -114,6 +115,8 @@ def _seen_split(facts: LaunchFacts | None) -> dict[str, float]:
 def _split_text(record: TrialRecord) -> str:
     facts = record.facts
     parts = ["“Seen” is read from the server's log; what the log does not name is counted with the activations."]
+    if facts is not None and facts.available_bytes and sum(_seen_split(facts).values()) > facts.available_bytes * 1.005:
+        parts.append("It adds up to more than there is where memory is given back after the pools are made.")
     if facts is not None and facts.max_running_requests is not None:
         slots = f" and {facts.state_slots:,} state slots" if facts.state_slots else ""
         tokens = f" {facts.kv_tokens:,} tokens of KV cache{slots}," if facts.kv_tokens else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -33,7 +32,7 @@ from analysis.figures.style import (
     axes,
     stamp,
 )
-from analysis.frames import Run, launched, meets_limits
+from analysis.frames import AnalysisError, Run, launched, meets_limits
 from analysis.standing import baseline, value_text
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
@@ -258,13 +257,17 @@ def _shifts(count: int) -> Positions:
     return shifts
 
 
-def importance(run: Run) -> Drawing:
+def what_mattered(run: Run) -> Drawing:
     """How much each parameter matters for reaching the top (PED-ANOVA over the journal)."""
     name, title = "importance", "What mattered"
-    shares, why = _importances(run)
-    if not shares:
-        return Drawing(name, title, why)
-    shown = sorted(shares.items(), key=lambda item: item[1])[-12:]
+    try:
+        # Imported here: Optuna is heavy, and only this figure needs it.
+        from analysis.importance import importance
+
+        found = importance(run)
+    except AnalysisError as error:
+        return Drawing(name, title, f"Not computed: {error}.")
+    shown = sorted(found.shares.items(), key=lambda item: item[1])[-12:]
     figure, (axis,) = axes(height=0.9 + 0.3 * len(shown))
     bars = axis.barh([item[0] for item in shown], [item[1] for item in shown], color=BLUE, height=0.62)
     axis.bar_label(bars, [f"{item[1]:.0%}" for item in shown], padding=3, fontsize=9, color=INK)
@@ -274,44 +277,13 @@ def importance(run: Run) -> Drawing:
     axis.spines["bottom"].set_visible(False)
     axis.tick_params(axis="y", length=0)
     stamp(figure, run.records)
-    return Drawing(name, title, why, figure)
-
-
-def _importances(run: Run) -> tuple[dict[str, float], str]:
-    """Shares by parameter, and the sentence that goes with them or says why there are none."""
-    if not run.journal.exists():
-        return {}, "Not computed: this run has no study.journal."
-    import optuna  # heavy, and only this figure needs it
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import TrialState
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        studies = optuna.get_all_study_names(JournalStorage(JournalFileBackend(str(run.journal))))
-        study = optuna.load_study(study_name=studies[0], storage=JournalStorage(JournalFileBackend(str(run.journal))))
-        complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-    except (IndexError, KeyError, ValueError, OSError) as error:
-        return {}, f"Not computed: study.journal cannot be read ({type(error).__name__})."
-    # The best tenth has to hold at least two trials for the measure to say anything.
-    if len(complete) < 10:
-        return {}, f"Not computed: it takes at least 10 complete trials, the study has {len(complete)}."
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            shares = get_param_importances(
-                study, evaluator=PedAnovaImportanceEvaluator(target_quantile=max(0.1, 2 / len(complete)))
-            )
-    except (ValueError, RuntimeError) as error:
-        return {}, f"Not computed: {error}"
-    if not shares or not any(math.isfinite(share) and share > 0 for share in shares.values()):
-        return {}, "Not computed: no parameter varies among the complete trials."
-    return shares, (
-        f"How much each parameter decides whether a trial is among the best tenth (PED-ANOVA over {len(complete)} "
-        "complete trials; the shares add up to 100 %). Few trials make it rough; a parameter that only decides whether "
-        "a launch survives does not show here."
+    early = f", {found.stopped_early} of them stopped early" if found.stopped_early else ""
+    text = (
+        f"How much each parameter decides whether a trial is among the best {found.best} of {found.trials} "
+        f"measured ones{early} (PED-ANOVA; the shares add up to 100 %). Few trials make it rough, and a parameter that "
+        "only decides whether a launch survives does not show here."
     )
+    return Drawing(name, title, text, figure)
 
 
 def timeline(run: Run) -> Drawing:

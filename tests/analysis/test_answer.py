@@ -28,7 +28,7 @@ def test_a_baseline_that_wins_is_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path / "toy" / "kept", trials=12)
     first = read(RunFolder(run).trials)[0]
     said = answer_of(run, verdict="no_difference", trial=0, key=first.config.key, gain=None)
-    assert said.headline.startswith("Keep the baseline:")
+    assert re.match(r"Keep the baseline with [\d,]+ output tokens/s: nothing", said.headline)
 
 
 def test_limits_that_nothing_keeps_are_named_with_the_nearest(tmp_path: Path) -> None:
