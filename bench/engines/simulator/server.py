@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from bench.engines.sglang.model_shape import ModelShape
 from bench.engines.sglang.settings import GIB, parse_version
 from bench.engines.simulator.arguments import Arguments
-from bench.engines.simulator.clock import Clock
+from bench.engines.simulator.clock import Clock, Pace
 from bench.engines.simulator.faults import Faults
 from bench.engines.simulator.http import Connection, Exchange
 from bench.engines.simulator.log import Log
@@ -40,11 +40,9 @@ DECODE_LOG_INTERVAL = 40
 HEALTH_TIMEOUT_S = 20.0
 WATCHDOG_S = 300.0
 STOP_S = 2.0
-# Above this lag of virtual behind real time the server complains, once in so many (virtual) seconds.
+# Lost virtual seconds at which the server complains, and after how many more again.
 LAG_LIMIT_S = 0.5
-LAG_COMPLAINT_S = 30.0
-# Below this (real) it is cheaper to run ahead than to sleep: an event loop sleeps whole milliseconds.
-SHORTEST_SLEEP_S = 0.0005
+LAG_COMPLAINT_S = 10.0
 BYTES_PER_TEXT_TOKEN = 4
 
 
@@ -111,9 +109,8 @@ class Server:
         self.stopping = False
         self.hung = False
         self.finished = 0
-        self.virtual = 0.0
-        self.lag = self.worst_lag = 0.0
-        self.complained = -LAG_COMPLAINT_S
+        self.pace = Pace(self.clock)
+        self.complained = 0.0
         self.rate = 0.0
         self.last_decode_log = (0, 0.0, 0, 0)  # steps, time, generated, verify steps
         self.last_prefill_s = 0.0
@@ -200,8 +197,9 @@ class Server:
                 "version": self.options.version,
                 "kv_events": None,
                 "simulated": True,
-                "simulator_lag_s": round(self.lag, 3),
-                "simulator_worst_lag_s": round(self.worst_lag, 3),
+                "simulator_lag_s": round(self.pace.lag, 3),
+                "simulator_worst_lag_s": round(self.pace.worst_lag, 3),
+                "simulator_lost_s": round(self.pace.lost, 3),
             }
         )
 
@@ -307,36 +305,27 @@ class Server:
         while True:
             if self.hung or scheduler.idle:
                 self.arrived.clear()
+                self.pace.pause()
                 await self.arrived.wait()
-                self.virtual = max(self.virtual, self.clock.now())
-                self.lag = 0.0
+                self.pace.resume()
                 continue
-            result = scheduler.step(self.virtual)
+            result = scheduler.step(self.pace.virtual)
             if result.kind == "idle":  # nothing that waits can run
                 self.arrived.clear()
                 await self.arrived.wait()
                 continue
             self.crash_if_due(result)
-            self.virtual += result.duration_s
-            await self.until(self.virtual)
+            await self.pace.advance(result.duration_s)
+            self.complain_of_lag()
             self.deliver(result)
 
-    async def until(self, virtual_s: float) -> None:
-        ahead_s = (virtual_s - self.clock.now()) / self.clock.scale
-        if ahead_s > SHORTEST_SLEEP_S:
-            self.lag = 0.0
-            await asyncio.sleep(ahead_s)
-            return
-        if ahead_s < 0:
-            self.lag = -ahead_s * self.clock.scale
-            self.worst_lag = max(self.worst_lag, self.lag)
-            if self.lag > LAG_LIMIT_S * self.clock.scale and virtual_s - self.complained > LAG_COMPLAINT_S:
-                self.complained = virtual_s
-                self.log.line(
-                    f"The simulator is {self.lag:.2f} virtual seconds behind: this processor cannot keep up with "
-                    f"{self.clock.scale:g} virtual seconds a second. Its numbers are too low; lower the time scale."
-                )
-        await asyncio.sleep(0)
+    def complain_of_lag(self) -> None:
+        if self.pace.lost > self.complained + LAG_LIMIT_S:
+            self.complained = self.pace.lost + LAG_COMPLAINT_S
+            self.log.line(
+                f"The simulator lost {self.pace.lost:.1f} virtual seconds: this processor cannot keep up with "
+                f"{self.clock.scale:g} virtual seconds a second. Its throughput is too low; lower the time scale."
+            )
 
     def crash_if_due(self, result: StepResult) -> None:
         """Failures that a step brings about."""
@@ -411,17 +400,17 @@ class Server:
         self.access(reply.exchange)
 
     def log_prefill(self, result: StepResult) -> None:
-        gap = max(1e-6, self.virtual - self.last_prefill_s)
-        self.last_prefill_s = self.virtual
+        gap = max(1e-6, self.pace.virtual - self.last_prefill_s)
+        self.last_prefill_s = self.pace.virtual
         self.log.prefill(result, self.scheduler, bool(self.shape.linear_layers), result.new_tokens / gap)
 
     def log_decode(self) -> None:
         _, then, generated, verified = self.last_decode_log
         scheduler = self.scheduler
         made, checked = scheduler.generated - generated, scheduler.verify_steps - verified
-        self.rate = made / max(1e-6, self.virtual - then)
+        self.rate = made / max(1e-6, self.pace.virtual - then)
         self.accepted = made / checked if self.settings.speculative and checked > 0 else None
-        self.last_decode_log = (scheduler.decode_steps, self.virtual, scheduler.generated, scheduler.verify_steps)
+        self.last_decode_log = (scheduler.decode_steps, self.pace.virtual, scheduler.generated, scheduler.verify_steps)
         self.log.decode(scheduler, bool(self.shape.linear_layers), self.rate, self.accepted)
         self.metrics.refresh(scheduler, self.rate, self.accepted)
 
@@ -504,7 +493,7 @@ class Server:
         if not self.scheduler.flush():
             exchange.reply(400, b"Flush cache failed.\n", "text/plain")
             return
-        self.last_decode_log = (self.scheduler.decode_steps, self.virtual, 0, 0)
+        self.last_decode_log = (self.scheduler.decode_steps, self.pace.virtual, 0, 0)
         self.accepted = None
         exchange.reply(
             200,
@@ -532,12 +521,11 @@ class Server:
             return
         if self.fails_request(exchange):
             return
-        now = max(self.virtual, self.clock.now()) if self.scheduler.idle else self.clock.now()
         request = Request(
             name=f"{next(self.numbers):032x}",
             prompt_tokens=len(tokens),
             output_tokens=max(1, min(wanted, self.context_length() - len(tokens))),
-            arrival_s=now,
+            arrival_s=self.pace.arrival(),
             keys=self.scheduler.cache.keys(tokens),
             acceptance=self.model.acceptance(temperature, None if is_text else RANDOM_IDS_ACCEPTANCE),
         )
