@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,24 +11,10 @@ from analysis import words
 from analysis.figures.style import KINDS, origins
 from analysis.frames import Run, advice_text, excess, interval_of, measurement_at, meets_limits
 from analysis.intervals import is_difference, relative_difference
-from analysis.standing import (
-    Standing,
-    baseline,
-    best,
-    best_so_far,
-    by_load,
-    measured,
-    settings,
-    standings,
-    value_text,
-)
-from bench.load.measurement import Interval, Measurement
+from analysis.standing import baseline, best, by_load, gpus, settings, standings
+from bench.load.measurement import Interval
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
-
-# A baseline that moved more than this between the search and the finalists says that the machine did.
-DRIFT_RELATIVE = 0.05
-PARALLEL_FLAGS = ("tp_size", "pp_size", "dp_size", "tensor_parallel_size", "pipeline_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -37,12 +22,10 @@ class Answer:
     """The answer of a run.
 
     Attributes:
-        state: ``done``, ``running`` (or stopped before its end) or ``failed`` (nothing could be measured).
         headline: one sentence.
         sentences: what it means: load, limits, certainty, cost, or why there is none.
     """
 
-    state: str
     headline: str
     sentences: tuple[str, ...]
 
@@ -50,7 +33,7 @@ class Answer:
 def answer(run: Run) -> Answer:
     """What the run found, whatever state it is in."""
     if not run.records:
-        return Answer("running", "No trial has ended yet.", ("The folder holds an experiment and no result.",))
+        return Answer("No trial has ended yet.", ("The folder holds an experiment and no result.",))
     winner = best(run)
     if winner is None:
         return _nothing(run)
@@ -70,7 +53,7 @@ def _found(run: Run, chosen: Mapping[str, Any], winner: TrialRecord) -> Answer:
         *_failures_in_short(run),
         *_reality(run, winner),
     ]
-    return Answer("done", _headline(run, chosen, winner, value, gain), _once(rows))
+    return Answer(_headline(run, chosen, winner, value, gain), _once(rows))
 
 
 def _headline(
@@ -129,7 +112,7 @@ def _so_far(run: Run, winner: TrialRecord) -> Answer:
             "better than it is."
         )
     sentences += _cost(run, winner, None)
-    return Answer("running", headline, _once([*sentences, *_failures_in_short(run), *_reality(run, winner)]))
+    return Answer(headline, _once([*sentences, *_failures_in_short(run), *_reality(run, winner)]))
 
 
 def _nothing(run: Run) -> Answer:
@@ -139,7 +122,7 @@ def _nothing(run: Run) -> Answer:
         if only
         else f"No configuration could be measured: none of {len(run.records)} trials gave a number that counts."
     )
-    return Answer("failed", headline, _once([*_failures_in_short(run), *_reasons(run), *_advice(run)]))
+    return Answer(headline, _once([*_failures_in_short(run), *_reasons(run), *_advice(run)]))
 
 
 def _at_load(run: Run) -> str:
@@ -197,17 +180,6 @@ def _cost(run: Run, winner: TrialRecord, value: Interval | None) -> list[str]:
     per_million = price * gpus(winner) / (speed or measurement.output_tok_per_s.mean) / 3600 * 1e6
     currency = run.setting("hardware", "currency") or "USD"
     return [f"At {price:g} {currency} per GPU and hour a million output tokens cost {per_million:.2f} {currency}."]
-
-
-def gpus(record: TrialRecord) -> int:
-    """GPUs that one server takes, by its parallel flags."""
-    flags = dict(record.config.flags)
-    count = 1
-    for name in PARALLEL_FLAGS:
-        value = flags.get(name)
-        if isinstance(value, int) and not (name == "dp_size" and flags.get("enable_dp_attention")):
-            count *= value
-    return count
 
 
 def _why(run: Run, winner: TrialRecord) -> list[str]:
@@ -288,118 +260,6 @@ def _advice(run: Run) -> list[str]:
         "closed, and something else that takes memory has to shrink."
         for flag in closed
     ]
-
-
-def warnings(run: Run) -> list[str]:
-    """What is doubtful about the run, one sentence each, gravest first."""
-    shown = standings(run)
-    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown)]
-    infrastructure = [r for r in run.all_records if r.outcome.kind is OutcomeKind.INFRASTRUCTURE]
-    if infrastructure:
-        causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
-        found.append(
-            f"{words.counted(len(infrastructure), 'launch', 'launches')} failed for reasons of the machine, not of the "
-            f"configuration ({causes}); they count against no configuration."
-        )
-    return list(_once([*found, *_measurement_warnings(run), *_rewrites(run)]))
-
-
-def _drift(run: Run) -> list[str]:
-    searched = next((r.value for r in run.records if r.role == "baseline" and r.value), None)
-    first = baseline(run)
-    again = [
-        r.value for r in run.finalist_records if first is not None and r.config.key == first.config.key and r.value
-    ]
-    if not searched or not again:
-        return []
-    moved = sum(again) / len(again) / searched - 1
-    if abs(moved) <= DRIFT_RELATIVE:
-        return []
-    return [
-        f"The baseline moved by {words.percent(moved, signed=True)} between the search and the finalists' rounds: the "
-        "machine changed meanwhile, so values of the search can be compared only roughly; the finalists' can."
-    ]
-
-
-def _edges(run: Run) -> list[str]:
-    """Searched numbers whose best value is the first or last that was allowed."""
-    winner, space = best_so_far(run.records, run.objective), run.setting("space", "parameters")
-    if winner is None or not space:
-        return []
-    items = space.items() if isinstance(space, dict) else ((item["name"], item) for item in space)
-    found = []
-    for name, item in items:
-        value = winner.candidate.values.get(name)
-        if not isinstance(item, dict) or not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        for end in ("low", "high"):
-            bound = item.get(end)
-            if isinstance(bound, (int, float)) and abs(value - bound) <= 1e-9 * max(1.0, abs(bound)):
-                found.append(
-                    f"The best trial has {name} = {value_text(value)}, the {end}est that the space allows: a wider "
-                    "range may hold something better."
-                )
-    return found
-
-
-def _queueing(run: Run, shown: Sequence[Standing]) -> list[str]:
-    found = []
-    for standing in shown[:1]:
-        facts = standing.launches[0].facts
-        limit = None if facts is None else facts.max_running_requests
-        above = sorted({m.concurrency for m in measured(standing) if m.concurrency and limit and m.concurrency > limit})
-        if above and limit:
-            loads = ", ".join(map(str, above))
-            found.append(
-                f"The {standing.label} runs at most {limit} requests at once: at {loads} in flight the rest waits in "
-                "its queue, which shows as time to first token."
-            )
-    return found
-
-
-def _losses(shown: Sequence[Standing]) -> list[str]:
-    found = []
-    for standing in shown:
-        items = measured(standing)
-        failed, retracted = sum(m.requests_failed for m in items), sum(m.retractions for m in items)
-        if failed:
-            sent = failed + sum(m.requests_ok for m in items)
-            found.append(f"The {standing.label} failed {words.counted(failed, 'request')} of {sent}.")
-        if retracted:
-            found.append(
-                f"The {standing.label} threw {words.counted(retracted, 'request')} back into the queue for want of "
-                "memory (retractions): work was done twice."
-            )
-    return found
-
-
-def _rewrites(run: Run) -> list[str]:
-    winner = best(run)
-    if winner is None:
-        return []
-    told = [f"The engine changes what trial {winner.number} asks: {text}" for text in winner.config.rewrites]
-    facts = winner.facts
-    said = [
-        f"The engine says of trial {winner.number}: {text}" for text in (facts.warnings if facts is not None else ())
-    ]
-    return told + said
-
-
-def _measurement_warnings(run: Run) -> list[str]:
-    """Each warning once, with the number of measurements that carry it; digits do not make a difference."""
-    seen: dict[str, list[tuple[int, Measurement, str]]] = {}
-    for record in run.all_records:
-        for item in record.measurements:
-            for text in item.warnings:
-                seen.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((record.number, item, text))
-    found = []
-    for cases in sorted(seen.values(), key=len, reverse=True):
-        number, item, text = cases[0]
-        void = "" if item.valid else "Not used: "
-        where = f"trial {number}, {item.concurrency or item.request_rate_per_s} in flight"
-        more = f" and {words.counted(len(cases) - 1, 'other measurement')}" if len(cases) > 1 else ""
-        found.append(f"{void}{text[:1].upper()}{text[1:].rstrip('.')} ({where}{more}).")
-    return found
 
 
 def _bounded(value: Interval) -> bool:

@@ -20,10 +20,9 @@ from rich.table import Table
 from scipy import stats
 
 from analysis import words
-from analysis.answer import gpus as gpus_of
 from analysis.figures.style import origins
 from analysis.frames import AnalysisError, Run, load
-from analysis.standing import Standing, by_load, measured, standings
+from analysis.standing import Standing, by_load, gpus, measured, standings
 from bench.load.measurement import Interval
 from bench.records import TrialRecord
 
@@ -98,7 +97,7 @@ def estimate(run: Run, job: Job) -> list[Estimate]:
 
 
 def _with(standing: Standing, curve: Mapping[int, Interval], job: Job) -> Estimate:
-    each = gpus_of(standing.record)
+    each = gpus(standing.record)
     servers = job.gpus // each
     if servers < 1:
         raise AnalysisError(f"{standing.label} takes {each} GPUs for one server; --gpus {job.gpus} is too few")

@@ -20,7 +20,8 @@ from typing import Any
 import yaml
 
 from analysis import words
-from analysis.answer import Answer, answer, warnings
+from analysis.answer import Answer, answer
+from analysis.doubts import doubts
 from analysis.figures import drawings
 from analysis.figures.style import COLOURS, KINDS, Drawing, inline_svg, origins, save
 from analysis.frames import AnalysisError, Run, advice_text, command_text, load, measurement_at, metric_interval
@@ -205,7 +206,7 @@ def _mean_latency(standing: Standing, level: int | None, metric: str) -> str:
 
 
 def _warnings(run: Run) -> str:
-    found = warnings(run)
+    found = doubts(run)
     if not found:
         measured_any = any(record.measurements for record in run.all_records)
         return "<p>None: nothing about these measurements looked doubtful.</p>" if measured_any else ""

@@ -12,6 +12,8 @@ from bench.load.measurement import Interval, Measurement
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
 
+PARALLEL_FLAGS = ("tp_size", "pp_size", "dp_size", "tensor_parallel_size", "pipeline_parallel_size")
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -100,6 +102,17 @@ def by_load(standings: Sequence[Standing], metric: str) -> dict[tuple[str, int],
 def measured(standing: Standing) -> list[Measurement]:
     """Every valid measurement of a configuration."""
     return [item for launch in standing.launches for item in launch.measurements if item.valid]
+
+
+def gpus(record: TrialRecord) -> int:
+    """GPUs that one server takes, by its parallel flags."""
+    flags = dict(record.config.flags)
+    count = 1
+    for name in PARALLEL_FLAGS:
+        value = flags.get(name)
+        if isinstance(value, int) and not (name == "dp_size" and flags.get("enable_dp_attention")):
+            count *= value
+    return count
 
 
 def settings(record: TrialRecord, reference: TrialRecord | None) -> str:

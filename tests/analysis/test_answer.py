@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import analysis
-from analysis.answer import Answer, answer, warnings
+from analysis.answer import Answer, answer
+from analysis.doubts import doubts
 from bench.records import RunFolder, read
 from tests.analysis.runs import make_run
 
@@ -59,7 +60,7 @@ def test_equals_of_the_best_are_named(tmp_path: Path) -> None:
 
 
 def test_doubts_are_told_in_words(finished: Path) -> None:
-    text = "\n".join(warnings(analysis.load(finished)))
+    text = "\n".join(doubts(analysis.load(finished)))
     assert "requests at once: at 32 in flight the rest waits in its queue" in text
     assert "The client used 74 % of its core" in text
     assert "failed for reasons of the machine" in text
@@ -72,7 +73,7 @@ def test_a_machine_that_drifted_is_noticed_by_the_baseline(tmp_path: Path) -> No
     for line in lines:
         line["value"] *= 0.8
     rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = "\n".join(warnings(analysis.load(run)))
+    said = "\n".join(doubts(analysis.load(run)))
     assert re.search(r"The baseline moved by -\d+\.\d % between the search", said)
 
 
@@ -83,5 +84,5 @@ def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(tmp_path: Path) ->
     value = best.candidate.values["mem_fraction_static"]
     file = run / "experiment.yaml"
     file.write_text(file.read_text().replace("high: 0.96", f"high: {value}"))
-    said = warnings(analysis.load(run))
+    said = doubts(analysis.load(run))
     assert any(f"mem_fraction_static = {value}, the highest that the space allows" in text for text in said)

@@ -1,0 +1,127 @@
+"""Doubts: what a reader should know before relying on the numbers of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from analysis import words
+from analysis.frames import Run
+from analysis.standing import Standing, baseline, best, best_so_far, measured, standings, value_text
+from bench.load.measurement import Measurement
+from bench.outcome import OutcomeKind
+
+# A baseline that moved more than this between the search and the finalists says that the machine did.
+DRIFT_RELATIVE = 0.05
+
+
+def doubts(run: Run) -> list[str]:
+    """What is doubtful about the run, one sentence each, gravest first."""
+    shown = standings(run)
+    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown)]
+    infrastructure = [r for r in run.all_records if r.outcome.kind is OutcomeKind.INFRASTRUCTURE]
+    if infrastructure:
+        causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
+        found.append(
+            f"{words.counted(len(infrastructure), 'launch', 'launches')} failed for reasons of the machine, not of the "
+            f"configuration ({causes}); they count against no configuration."
+        )
+    return list(dict.fromkeys([*found, *_measurement_warnings(run), *_rewrites(run)]))
+
+
+def _drift(run: Run) -> list[str]:
+    searched = next((r.value for r in run.records if r.role == "baseline" and r.value), None)
+    first = baseline(run)
+    again = [
+        r.value for r in run.finalist_records if first is not None and r.config.key == first.config.key and r.value
+    ]
+    if not searched or not again:
+        return []
+    moved = sum(again) / len(again) / searched - 1
+    if abs(moved) <= DRIFT_RELATIVE:
+        return []
+    return [
+        f"The baseline moved by {words.percent(moved, signed=True)} between the search and the finalists' rounds: the "
+        "machine changed meanwhile, so values of the search can be compared only roughly; the finalists' can."
+    ]
+
+
+def _edges(run: Run) -> list[str]:
+    """Searched numbers whose best value is the first or last that was allowed."""
+    winner, space = best_so_far(run.records, run.objective), run.setting("space", "parameters")
+    if winner is None or not space:
+        return []
+    items = space.items() if isinstance(space, dict) else ((item["name"], item) for item in space)
+    found = []
+    for name, item in items:
+        value = winner.candidate.values.get(name)
+        if not isinstance(item, dict) or not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        for end in ("low", "high"):
+            bound = item.get(end)
+            if isinstance(bound, (int, float)) and abs(value - bound) <= 1e-9 * max(1.0, abs(bound)):
+                found.append(
+                    f"The best trial has {name} = {value_text(value)}, the {end}est that the space allows: a wider "
+                    "range may hold something better."
+                )
+    return found
+
+
+def _queueing(run: Run, shown: Sequence[Standing]) -> list[str]:
+    found = []
+    for standing in shown[:1]:
+        facts = standing.launches[0].facts
+        limit = None if facts is None else facts.max_running_requests
+        above = sorted({m.concurrency for m in measured(standing) if m.concurrency and limit and m.concurrency > limit})
+        if above and limit:
+            loads = ", ".join(map(str, above))
+            found.append(
+                f"The {standing.label} runs at most {limit} requests at once: at {loads} in flight the rest waits in "
+                "its queue, which shows as time to first token."
+            )
+    return found
+
+
+def _losses(shown: Sequence[Standing]) -> list[str]:
+    found = []
+    for standing in shown:
+        items = measured(standing)
+        failed, retracted = sum(m.requests_failed for m in items), sum(m.retractions for m in items)
+        if failed:
+            sent = failed + sum(m.requests_ok for m in items)
+            found.append(f"The {standing.label} failed {words.counted(failed, 'request')} of {sent}.")
+        if retracted:
+            found.append(
+                f"The {standing.label} threw {words.counted(retracted, 'request')} back into the queue for want of "
+                "memory (retractions): work was done twice."
+            )
+    return found
+
+
+def _rewrites(run: Run) -> list[str]:
+    winner = best(run)
+    if winner is None:
+        return []
+    told = [f"The engine changes what trial {winner.number} asks: {text}" for text in winner.config.rewrites]
+    facts = winner.facts
+    said = [
+        f"The engine says of trial {winner.number}: {text}" for text in (facts.warnings if facts is not None else ())
+    ]
+    return told + said
+
+
+def _measurement_warnings(run: Run) -> list[str]:
+    """Each warning once, with the number of measurements that carry it; digits do not make a difference."""
+    seen: dict[str, list[tuple[int, Measurement, str]]] = {}
+    for record in run.all_records:
+        for item in record.measurements:
+            for text in item.warnings:
+                seen.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((record.number, item, text))
+    found = []
+    for cases in sorted(seen.values(), key=len, reverse=True):
+        number, item, text = cases[0]
+        void = "" if item.valid else "Not used: "
+        where = f"trial {number}, {item.concurrency or item.request_rate_per_s} in flight"
+        more = f" and {words.counted(len(cases) - 1, 'other measurement')}" if len(cases) > 1 else ""
+        found.append(f"{void}{text[:1].upper()}{text[1:].rstrip('.')} ({where}{more}).")
+    return found
