@@ -24,10 +24,11 @@ from bench.launch.readiness import Ready, wait_failure, wait_ready
 from bench.launch.server import LaunchError, Server, Teardown
 from bench.load.client import Target
 from bench.load.level import LevelResult, measure_level
-from bench.load.measurement import Interval, Measurement
+from bench.load.measurement import Measurement
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
 from bench.records import Times, TrialRecord
-from bench.search import objective
+from bench.search import objective, pruning
+from bench.search.pruning import Pruning
 from bench.search.study import Proposal
 
 HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
@@ -35,9 +36,6 @@ HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
 LAST_WORDS_S = 3.0
 GPU_WAIT_S = 120.0
 FLUSH_TIMEOUT_S = 10.0
-# Half-widths of the interim 95 % interval above its mean: it is looked at again and again, and one look in forty would
-# lie outside it by chance.
-BOUND_WIDTHS = 2.0
 # One reply in a hundred may be cut short by the end of a level; more is the server's doing.
 MAX_GARBAGE_SHARE = 0.01
 
@@ -124,8 +122,7 @@ class _Trial:
         self._host = host
         self._folder = folder
         self._on_phase = on_phase
-        self._incumbent = incumbent
-        self._pruned_at = ""
+        self._pruning = Pruning(experiment, proposal.role, incumbent)
         self._log_reader = engine.log_reader()
         # Nobody else can know this name: who answers to it is the server that was launched here.
         self._served_name = f"trial-{proposal.number}-{uuid.uuid4().hex[:12]}"
@@ -203,7 +200,9 @@ class _Trial:
     async def _load(self, server: Server, session: aiohttp.ClientSession) -> None:
         watching = asyncio.ensure_future(wait_failure(server, log_reader=self._log_reader))
         try:
-            for concurrency in self._levels():
+            limit = self.got.facts.max_running_requests if self.got.facts else None
+            levels = pruning.ordered_levels(self._experiment, limit)
+            for concurrency in levels:
                 self._on_phase(f"load: {concurrency} concurrent requests")
                 begin_s = time.monotonic()
                 result = await self._measure(server, session, concurrency)
@@ -217,23 +216,12 @@ class _Trial:
                     detail = f"at {concurrency} concurrent requests: {garbage}"
                     self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
                     return
-                if result.stopped:
-                    detail = f"at {concurrency} concurrent requests: {self._pruned_at}"
+                if result.stopped or concurrency != levels[-1] and self._pruning.is_over(self.got.measurements):
+                    detail = f"at {concurrency} concurrent requests: {self._pruning.reason}"
                     self.got.outcome = Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
                     return
         finally:
             watching.cancel()
-
-    def _levels(self) -> list[int]:
-        """The order of the levels: busiest first among those that the server can run at once, since that one decides
-        most; then those that fill it to its limit, least first, since that is where engines have died (SGLang 0.5.15
-        with speculation does, once the running batch reaches max_running_requests) and what was measured is kept.
-        """
-        limit = self.got.facts.max_running_requests if self.got.facts else None
-        levels = sorted(set(self._experiment.workload.levels), reverse=True)
-        if limit is None:
-            return levels
-        return [level for level in levels if level < limit] + sorted(level for level in levels if level >= limit)
 
     async def _measure(self, server: Server, session: aiohttp.ClientSession, concurrency: int) -> LevelResult:
         workload = self._experiment.workload
@@ -246,28 +234,11 @@ class _Trial:
             concurrency,
             clock_scale=self._experiment.engine.time_scale,
             seed=workload.seed,
-            should_stop=self._cannot_win if deciding and self._incumbent is not None else None,
+            should_stop=self._pruning.should_stop if deciding else None,
             read_counters=lambda: self._counters(session),
             acceptance_simulated=self._engine.acceptance_is_simulated(self._proposal.config),
             server_alive=lambda: server.alive,
         )
-
-    def _cannot_win(self, elapsed_s: float, interim: Interval | None) -> bool:
-        """Whether even the upper bound of the interim interval lies below the incumbent, tie range included."""
-        search = self._experiment.search
-        if not search.prune or interim is None or self._incumbent is None or self._proposal.role != "search":
-            return False
-        if self._experiment.objective.metric != "output_tok_per_s":
-            return False
-        upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
-        if elapsed_s < self._experiment.workload.min_window_s / 2 or upper >= self._incumbent * (
-            1 - search.tie_relative
-        ):
-            return False
-        self._pruned_at = (
-            f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, the best so far has {self._incumbent:.0f}"
-        )
-        return True
 
     async def _counters(self, session: aiohttp.ClientSession) -> ServerCounters:
         try:

@@ -1,0 +1,69 @@
+"""Pruning: in which order a trial's load levels are measured, and when no more of it is worth measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.experiment import Experiment
+from bench.load.measurement import Interval, Measurement
+from bench.search import objective
+
+# Half-widths of the interim 95 % interval above its mean: it is looked at again and again, and one look in forty would
+# lie outside it by chance.
+BOUND_WIDTHS = 2.0
+# Roles whose trials are only of use if they can win. The others are measured for what they say about others.
+PRUNED_ROLES = frozenset({"search", "recipe"})
+
+
+def ordered_levels(experiment: Experiment, limit: int | None) -> list[int]:
+    """The order of the levels: busiest first among those that the server can run at once, since that one decides most;
+    then those that fill it to its limit, least first, since that is where engines have died (SGLang 0.5.15 with
+    speculation does, once the running batch reaches max_running_requests) and what was measured is kept.
+
+    Args:
+        limit: effective running requests of the server, None where it did not tell.
+    """
+    levels = sorted(set(experiment.workload.levels), reverse=True)
+    if limit is None:
+        return levels
+    return [level for level in levels if level < limit] + sorted(level for level in levels if level >= limit)
+
+
+class Pruning:
+    """Judges whether one trial can still win.
+
+    Args:
+        role: of the trial.
+        incumbent: value of the objective to beat; None never prunes.
+    """
+
+    def __init__(self, experiment: Experiment, role: str, incumbent: float | None) -> None:
+        search = experiment.search
+        self._experiment = experiment
+        self._active = (
+            search.prune
+            and role in PRUNED_ROLES
+            and incumbent is not None
+            and experiment.objective.metric == "output_tok_per_s"
+        )
+        self._incumbent = incumbent or 0.0
+        self.reason = ""
+
+    def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
+        """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
+        below the incumbent, the range in which two configurations count as equal included."""
+        if not self._active or interim is None or elapsed_s < self._experiment.workload.min_window_s / 2:
+            return False
+        upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
+        if upper >= self._incumbent * (1 - self._experiment.search.tie_relative):
+            return False
+        self.reason = f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, the best so far has {self._incumbent:.0f}"
+        return True
+
+    def is_over(self, measurements: Sequence[Measurement]) -> bool:
+        """Whether the levels that are left need not be measured: the deciding one, measured whole, cannot win."""
+        deciding = objective.level(self._experiment)
+        return any(
+            item.concurrency == deciding and item.valid and self.should_stop(item.window_s, item.output_tok_per_s)
+            for item in measurements
+        )
