@@ -216,7 +216,7 @@ class _Trial:
                     detail = f"at {concurrency} concurrent requests: {garbage}"
                     self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
                     return
-                if result.stopped or concurrency != levels[-1] and self._pruning.is_over(self.got.measurements):
+                if result.stopped or (concurrency != levels[-1] and self._pruning.is_over(self.got.measurements)):
                     detail = f"at {concurrency} concurrent requests: {self._pruning.reason}"
                     self.got.outcome = Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
                     return
@@ -248,15 +248,16 @@ class _Trial:
             return ServerCounters()
 
     def _keep(self, result: LevelResult, concurrency: int, elapsed_s: float) -> None:
+        """Keep what a level gave. What its load took beyond its own clock is the harness's, and counted as such."""
         scale = self._experiment.engine.time_scale
-        measured_s = 0.0
-        if result.measurement is not None:
+        if result.measurement is None:
+            self.got.warmup_s += elapsed_s
+        else:
             self.got.measurements.append(result.measurement)
-            measured_s = result.measurement.window_s / scale
+            self.got.measure_s += result.measurement.window_s / scale
+            self.got.warmup_s += (result.measurement.duration_s - result.measurement.window_s) / scale
         if result.requests.num_rows:
             pyarrow.parquet.write_table(result.requests, self._folder / f"requests-{concurrency}.parquet")
-        self.got.measure_s += min(measured_s, elapsed_s)
-        self.got.warmup_s += elapsed_s - min(measured_s, elapsed_s)
 
     async def _failed(
         self, result: LevelResult, concurrency: int, watching: asyncio.Task[Outcome] | asyncio.Future[Outcome]
