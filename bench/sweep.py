@@ -85,7 +85,9 @@ class Sweep:
             return await self._run(Host(gpus, gpus.used_bytes()))
 
     async def _run(self, host: Host) -> int:
-        described = tuple(str(fact) for fact in host.gpus.facts())
+        described = tuple(
+            f"{gpu.name}, {gpu.total_bytes / 2**30:.1f} GiB, driver {gpu.driver}" for gpu in host.gpus.facts()
+        )
         records.write_json(
             self._folder.environment, environment.observe(f"{self._engine.name} {self._engine.version}", described)
         )
