@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from bench.load.measurement import Interval
 from bench.progress import figure, settings
 from bench.records import RunFolder, TrialRecord, write_json
 from bench.search import finalists, objective
+from bench.secrets import REDACTED, redact_argv, redact_env, secret_values
 
 PRODUCTION_PORT = 30000  # SGLang's own default
 
@@ -158,7 +160,11 @@ def _yaml(best: Best, experiment: Experiment) -> str:
         f"# Found by the run {experiment.name}/{experiment.run}, trial {best.trial}, {best.engine}.",
         "# Use: copy to <folder>/experiment/best.yaml, then --config-dir <folder> +experiment=[NAME,best]",
     ]
-    body = {"engine": {"flags": best.flags, "env": best.env}}
+    flags = {name: value for name, value in best.flags.items() if REDACTED not in str(value)}
+    env = {name: value for name, value in best.env.items() if REDACTED not in value}
+    if left_out := sorted({*best.flags, *best.env} - {*flags, *env}):
+        head.append(f"# Secrets are left out; keep giving them yourself: {', '.join(left_out)}")
+    body = {"engine": {"flags": flags, "env": env}}
     return "# @package _global_\n" + "\n".join(head) + "\n" + yaml.safe_dump(body, sort_keys=True)
 
 
@@ -175,8 +181,15 @@ def launch_script(best: Best, experiment: Experiment, engine: Engine, command: C
         f'PORT="${{PORT:-{PRODUCTION_PORT}}}"',
     ]
     lines += _version_check(engine, command)
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in command.env]
-    lines.append("exec " + " \\\n    ".join(_words(command)) + ' "$@"')
+    shown = redact_env(dict(command.env), secret_values(dict(command.env), command.argv))
+    lines += [
+        _ask_for(name) + f"; export {name}" if REDACTED in value else f"export {name}={shlex.quote(value)}"
+        for name, value in shown.items()
+    ]
+    words = _words(command)
+    asked = re.findall(r'"\$([A-Z0-9_]+)"', " ".join(words))
+    lines += [_ask_for(name) for name in asked if name not in ("HOST", "PORT")]
+    lines.append("exec " + " \\\n    ".join(words) + ' "$@"')
     return "\n".join(lines) + "\n"
 
 
@@ -196,13 +209,19 @@ def _version_check(engine: Engine, command: Command) -> list[str]:
     ]
 
 
+def _ask_for(name: str) -> str:
+    return f': "${{{name}:?set it first: it is a secret, and is not kept here}}"'
+
+
 def _words(command: Command) -> list[str]:
-    """The argument list quoted, one flag a line, with host and port taken from the environment."""
+    """The argument list quoted, one flag a line, with host, port and secrets taken from the environment."""
     variable = {"--host": '"$HOST"', "--port": '"$PORT"'}
     words: list[str] = []
     previous = ""
-    for word in command.argv:
+    for word in redact_argv(command.argv, secret_values(dict(command.env), command.argv)):
         shown = variable.get(previous, shlex.quote(word))
+        if REDACTED in word and previous.startswith("--"):
+            shown = f'"${previous.lstrip("-").replace("-", "_").upper()}"'
         if word.startswith("--") or not words:
             words.append(shown)
         else:

@@ -13,6 +13,9 @@ from bench.search.study import launched
 # of 0.1 % in a space of which half fits, the share that the measured spaces had.
 HOPELESS_LAUNCHES = 10
 MAX_INFRASTRUCTURE_RETRIES = 2
+# Configurations in a row that the forecast excludes: then the rest of the space does not fit either, and a large one
+# would never end. Where one in twenty fits, so many in a row have a chance of 2e-7.
+MAX_SKIPPED = 300
 
 GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from bench.secrets import redact_text
 from bench.words import closest, listed
 
 GROUPS = ("engine", "model", "hardware", "workload", "space", "objective", "search", "experiment")
@@ -32,7 +33,7 @@ class ConfigError(Exception):
     """A configuration cannot be used; ``problems`` says why, a sentence each: what was seen, what is allowed, where."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(redact_text(text) for text in problems)  # they quote what was given
         head = "one problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"{head} in the configuration:", *(f"  - {text}" for text in self.problems)]))
 

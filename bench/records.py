@@ -149,14 +149,18 @@ def read(path: Path) -> list[TrialRecord]:
 
 
 def _records(path: Path) -> Iterator[TrialRecord]:
-    if not path.exists():
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
         return
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error}") from error
+    for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            data = orjson.loads(line)
-            version = data["schema_version"]
+            plain = orjson.loads(line)
+            version = plain["schema_version"]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             continue  # cut off in the middle by a kill: that trial did not finish
         if version > SCHEMA_VERSION:
@@ -164,7 +168,14 @@ def _records(path: Path) -> Iterator[TrialRecord]:
                 f"{path}, line {number}: schema {version} is newer than this version's {SCHEMA_VERSION}; "
                 "use the version that wrote it, or another run= name"
             )
-        yield from_plain(TrialRecord, data)
+        try:
+            record: TrialRecord = from_plain(TrialRecord, plain)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RecordError(
+                f"{path}, line {number}: not a record of this version ({error}); mend or remove that line, "
+                "or take another run= name"
+            ) from error
+        yield record
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 REDACTED = "[redacted]"
 
@@ -115,6 +116,22 @@ def redact_env(environment: Mapping[str, str], values: Iterable[str] | None = No
         name: REDACTED if value and is_secret(name, value) else redact_text(value, values)
         for name, value in environment.items()
     }
+
+
+def redact_tree(value: Any, values: Iterable[str] | None = None) -> Any:
+    """Take secrets out of plain data (what JSON or YAML hold), by the keys that they stand under and by their value."""
+    if isinstance(value, Mapping):
+        return {
+            key: REDACTED if _is_scalar(item) and is_secret(str(key), str(item)) else redact_tree(item, values)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact_tree(item, values) for item in value]
+    return redact_text(value, values) if isinstance(value, str) else value
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
 
 
 def _flag_values(argv: Sequence[str]) -> list[tuple[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +19,8 @@ import orjson
 import yaml
 from rich.console import Console
 
-from analysis.report import write_report
 from bench import best, breaker, config, engines, environment, records
-from bench.engines.protocol import Candidate, Engine
+from bench.engines.protocol import Candidate, Engine, EngineError
 from bench.experiment import Experiment
 from bench.launch import reaping
 from bench.launch.gpus import Gpus
@@ -31,10 +32,13 @@ from bench.records import RecordError, RunFolder, TrialRecord
 from bench.search import finalists
 from bench.search.space import Space
 from bench.search.study import Proposal, Study, launched
+from bench.secrets import redact_text, redact_tree, secret_values
 from bench.trial import Host, run_trial
 
 # What must stay the same for the trials of one run to be comparable; budgets and the search itself may change.
 FIXED_SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective")
+# Except these, which decide when to give up, and which a message may have advised to change.
+FREE_SETTINGS = frozenset({"engine.start_timeout_s", "engine.stall_timeout_s", "engine.stop_timeout_s"})
 
 EXIT_NO_ANSWER = 3
 
@@ -56,9 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    except (RunError, RecordError) as error:
+    except (RunError, RecordError, EngineError) as error:
         print(f"bench.sweep: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # the disk filled up or went away where no message of our own says so
+        print(f"bench.sweep: {error}; what was finished is kept, and the same command goes on", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before anything was begun
+        return 128 + signal.SIGINT
     except InterruptedByOperatorError as interrupted:
         console.print(f"{interrupted}; go on with: {_resume_command(experiment)}", markup=False, soft_wrap=True)
         return interrupted.exit_code
@@ -75,14 +84,16 @@ class Sweep:
         self._engine = engines.create(experiment)
         self._trials = records.read(self._folder.trials)
         self._again = records.read(self._folder.finalists)
+        self._number = 1 + max((record.number for record in [*self._trials, *self._again]), default=-1)
         self._spent_s = sum(record.times.total_s for record in [*self._trials, *self._again])
 
     async def run(self) -> int:
         _open_run(self._experiment, self._folder)
+        self._see_same_engine()
         for reaped in reaping.reap(self._experiment.folder.parent.parent):
             self._console.print(f"an earlier run was killed; {reaped.describe()}", markup=False, soft_wrap=True)
         with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
-            return await self._run(Host(gpus, gpus.used_bytes()))
+            return await self._run(Host(gpus, gpus.idle_bytes()))
 
     async def _run(self, host: Host) -> int:
         described = tuple(
@@ -97,7 +108,7 @@ class Sweep:
             Space(self._experiment.space),
             self._folder,
             self._trials,
-            list(_interrupted(self._folder, len(self._trials))),
+            list(self._unfinished()),
         )
         with Progress(self._experiment, self._console, self._experiment.search.trials) as progress:
             for record in self._trials:
@@ -110,15 +121,21 @@ class Sweep:
     async def _search(self, study: Study, host: Host, progress: Progress) -> str | None:
         """Spend the budget; the reason why it had to stop, else None."""
         search = self._experiment.search
+        skipped = 0
         while study.launches < search.trials and not self._out_of_time():
             proposal = study.ask()
             if proposal is None:
                 progress.say("the space is exhausted: every configuration in it was tried")
                 break
+            proposal = replace(proposal, number=self._number)
             record = await self._trial(proposal, host, progress, study.incumbent)
             records.append(self._folder.trials, record)
             study.tell(proposal, record)
             progress.end(record, launched=launched(record))
+            skipped = 0 if launched(record) else skipped + 1
+            if skipped == breaker.MAX_SKIPPED:
+                progress.say(f"{skipped} configurations in a row cannot run by the forecast: nothing else is tried")
+                break
             stopped = breaker.reason_to_stop(search, study.records)
             if stopped is not None:
                 return stopped
@@ -130,6 +147,7 @@ class Sweep:
         self, proposal: Proposal, host: Host, progress: Progress, incumbent: float | None = None
     ) -> TrialRecord:
         started = self._clock()
+        self._number += 1
         if proposal.skip is not None:
             return _skipped(proposal, self._engine, started, proposal.skip)
         progress.begin(proposal.number, proposal.role, proposal.candidate)
@@ -151,9 +169,7 @@ class Sweep:
             if (number, record.config.key) in done:
                 continue
             for _ in range(breaker.MAX_INFRASTRUCTURE_RETRIES + 1):
-                proposal = Proposal(
-                    len(study.records) + len(self._again), "finalist", record.candidate, record.config, record.forecast
-                )
+                proposal = Proposal(self._number, "finalist", record.candidate, record.config, record.forecast)
                 again = replace(await self._trial(proposal, host, progress), round=number)
                 records.append(self._folder.finalists, again)
                 self._again.append(again)
@@ -170,18 +186,50 @@ class Sweep:
         answer = None if stopped else best.decide(self._experiment, trials, self._again)
         if answer is not None:
             best.write(answer, self._experiment, self._engine, self._folder, best.source(answer, trials))
-        page = write_report(self._folder.path)
         say = self._console.print
         if stopped:
             say(f"stopped: {stopped}", markup=False, soft_wrap=True)
+            say(f"go on with: {_resume_command(self._experiment)}", markup=False, soft_wrap=True)
         elif answer is None:
             say("no configuration was measured successfully; the report says why", markup=False)
         else:
             for sentence in answer.sentences:
                 say(sentence, markup=False, highlight=False, soft_wrap=True)
             say(f"for production: {self._folder.path / 'launch.sh'}", markup=False, soft_wrap=True)
-        say(f"report: {page}", markup=False, soft_wrap=True)
+        self._report()
         return 0 if answer is not None else EXIT_NO_ANSWER
+
+    def _report(self) -> None:
+        """Write the report; the answer stands without it."""
+        from analysis.report import write_report  # a second of imports that a sweep needs at its end only
+
+        try:
+            said = f"report: {write_report(self._folder.path)}"
+        except Exception as error:
+            said = f"the report could not be written ({type(error).__name__}: {error}); try: python -m analysis.report"
+        self._console.print(said, markup=False, soft_wrap=True)
+
+    def _see_same_engine(self) -> None:
+        """Trials of two engine versions would not be comparable."""
+        here = f"{self._engine.name} {self._engine.version}"
+        earlier = next((record.engine for record in self._trials if record.engine != here), None)
+        if earlier is not None:
+            raise RunError(
+                f"the run {self._folder.path} was measured with {earlier}, and {here} is here now; "
+                "take another run= name, or the earlier engine"
+            )
+
+    def _unfinished(self) -> Iterator[tuple[str, Candidate]]:
+        """What to ask for first: a trial that was begun and has no record, because the process was killed while it
+        ran, and a last one that the host had spoilt.
+        """
+        path = self._folder.trial(self._number) / "candidate.json"
+        if path.exists():
+            begun = orjson.loads(path.read_bytes())
+            if begun["role"] != "finalist":
+                yield begun["role"], Candidate(begun["values"])
+        if self._trials and not self._trials[-1].outcome.counts:
+            yield self._trials[-1].role, self._trials[-1].candidate
 
 
 def _skipped(proposal: Proposal, engine: Engine, started: float, skip: Outcome) -> TrialRecord:
@@ -206,16 +254,18 @@ def _open_run(experiment: Experiment, folder: RunFolder) -> None:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {directory}: {error}; choose another results_dir=") from error
-    resolved = dict(experiment.resolved)
-    if folder.experiment.exists():
+    secrets = _secrets(experiment)
+    resolved = redact_tree(_plain(experiment.resolved), secrets)
+    if folder.experiment.exists() and records.read(folder.trials):
         earlier = yaml.safe_load(folder.experiment.read_text()) or {}
-        changed = [name for name in FIXED_SECTIONS if earlier.get(name) != _plain(resolved.get(name))]
-        if changed and records.read(folder.trials):
+        changed = [text for name in FIXED_SECTIONS for text in _changes(name, earlier.get(name), resolved.get(name))]
+        if changed:
             raise RunError(
-                f"the run {folder.path} was begun with another {' and another '.join(changed)}; its trials would not "
-                "be comparable. Take another run= name, or the earlier settings (they are in experiment.yaml there)"
+                f"the run {folder.path} was begun with other settings, and its trials would not be comparable: "
+                f"{'; '.join(changed)}. Take another run= name, or the earlier settings (experiment.yaml there)"
             )
-    text = yaml.safe_dump({**_plain(resolved), "overrides": list(experiment.overrides)}, sort_keys=False)
+    overrides = [redact_text(word, secrets) for word in experiment.overrides]
+    text = yaml.safe_dump({**resolved, "overrides": overrides}, sort_keys=False)
     temporary = folder.experiment.with_suffix(".new")
     try:
         temporary.write_text(text)
@@ -224,17 +274,25 @@ def _open_run(experiment: Experiment, folder: RunFolder) -> None:
         raise RunError(f"cannot write {folder.experiment}: {error}; choose another results_dir=") from error
 
 
+def _changes(name: str, before: object, now: object) -> Iterator[str]:
+    """What is not as it was, one short text each."""
+    if name in FREE_SETTINGS or before == now:
+        return
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            yield from _changes(f"{name}.{key}", before.get(key), now.get(key))
+    else:
+        yield f"{name} was {before}, is {now}"
+
+
+def _secrets(experiment: Experiment) -> frozenset[str]:
+    """Secrets of the experiment and of this process, to be looked for in what is written."""
+    given = {**experiment.engine.env, **experiment.engine.flags}
+    return secret_values({**os.environ, **{name: str(value) for name, value in given.items()}})
+
+
 def _plain(value: object) -> Any:
     return orjson.loads(records.to_json(value))
-
-
-def _interrupted(folder: RunFolder, finished: int) -> Iterator[tuple[str, Candidate]]:
-    """Trials of the search that were begun and have no record: the process was killed while they ran."""
-    path = folder.trial(finished) / "candidate.json"
-    if path.exists():
-        begun = orjson.loads(path.read_bytes())
-        if begun["role"] != "finalist":
-            yield begun["role"], Candidate(begun["values"])
 
 
 def _clear(folder: Path) -> None:
@@ -272,7 +330,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _resume_command(experiment: Experiment) -> str:
     overrides = [word for word in experiment.overrides if not word.startswith("run=")]
-    return " ".join(["python -m bench.sweep", *overrides, f"run={experiment.run}"])
+    command = shlex.join(["python", "-m", "bench.sweep", *overrides, f"run={experiment.run}"])
+    return redact_text(command, _secrets(experiment))
 
 
 if __name__ == "__main__":

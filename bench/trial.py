@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
@@ -26,10 +27,11 @@ from bench.load.client import Target
 from bench.load.level import LevelResult, measure_level
 from bench.load.measurement import Measurement
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
-from bench.records import Times, TrialRecord
+from bench.records import RecordError, Times, TrialRecord
 from bench.search import objective, pruning
 from bench.search.pruning import Pruning
 from bench.search.study import Proposal
+from bench.secrets import redact_argv, redact_env, redact_text, redact_tree, secret_values
 
 HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # A server that dies under load closes its sockets before its log is whole; the reason follows within this time.
@@ -38,6 +40,8 @@ GPU_WAIT_S = 120.0
 FLUSH_TIMEOUT_S = 10.0
 # One reply in a hundred may be cut short by the end of a level; more is the server's doing.
 MAX_GARBAGE_SHARE = 0.01
+# What a trial cannot be believed to have ended as, if somebody else was on its GPU.
+DISTURBED = frozenset({OutcomeKind.COMPLETE, OutcomeKind.PRUNED, OutcomeKind.INFEASIBLE})
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,12 @@ async def run_trial(
     """
     started_at, begin_s = time.time(), time.monotonic()
     trial = _Trial(experiment, engine, proposal, host, folder, on_phase, incumbent)
-    await trial.run()
+    try:
+        await trial.run()
+    except RecordError:
+        raise
+    except Exception as error:  # one odd reply or log must not end a night's sweep; it is not the configuration's fault
+        trial.harness_failed(error)
     got = trial.got
     times = Times(
         startup_s=got.startup_s,
@@ -123,6 +132,7 @@ class _Trial:
         self._folder = folder
         self._on_phase = on_phase
         self._pruning = Pruning(experiment, proposal.role, incumbent)
+        self._secrets: frozenset[str] = frozenset()
         self._log_reader = engine.log_reader()
         # Nobody else can know this name: who answers to it is the server that was launched here.
         self._served_name = f"trial-{proposal.number}-{uuid.uuid4().hex[:12]}"
@@ -138,6 +148,7 @@ class _Trial:
             self.got.command = self._engine.command(
                 self._proposal.config, port=port.port, served_model_name=self._served_name
             )
+            self._secrets = secret_values({**os.environ, **dict(self.got.command.env)}, self.got.command.argv)
             try:
                 server = await Server.start(
                     self.got.command,
@@ -172,23 +183,30 @@ class _Trial:
             return
         self._on_phase("identity")
         begin_s = time.monotonic()
-        mismatch = await self._identify(session)
-        self.got.identity_s = time.monotonic() - begin_s
-        if mismatch is not None:
-            self.got.outcome = mismatch
-            return
-        self.got.facts = self._engine.facts(_lines(server))
-        await self._load(server, session)
+        watching = asyncio.ensure_future(wait_failure(server, log_reader=self._log_reader))
+        try:
+            mismatch = await self._identify(session, watching)
+            self.got.identity_s = time.monotonic() - begin_s
+            if mismatch is not None:
+                self.got.outcome = mismatch
+                return
+            self.got.facts = self._engine.facts(_lines(server))
+            await self._load(server, session, watching)
+        finally:
+            watching.cancel()
 
-    async def _identify(self, session: aiohttp.ClientSession) -> Outcome | None:
+    async def _identify(self, session: aiohttp.ClientSession, watching: asyncio.Future[Outcome]) -> Outcome | None:
         """The outcome when the server that answers is not the one that was asked for, else None."""
         try:
             async with session.get("/server_info") as response:
-                info: Mapping[str, Any] = orjson.loads(await response.read())
+                info = orjson.loads(await response.read())
+            if not isinstance(info, Mapping):
+                raise aiohttp.ClientPayloadError(f"expected an object, got {str(info)[:80]}")
         except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
             detail = f"ready, but /server_info did not tell what runs: {type(error).__name__} {error}"
-            return Outcome(OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS, Phase.IDENTITY, detail)
-        records.write_json(self._folder / "server_info.json", info)
+            unhealthy = Outcome(OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS, Phase.IDENTITY, detail)
+            return await _last_words(watching) or unhealthy
+        records.write_json(self._folder / "server_info.json", redact_tree(info, self._secrets))
         differences = self._engine.differences(self._proposal.config, info, served_model_name=self._served_name)
         if not differences:
             return None
@@ -197,33 +215,31 @@ class _Trial:
         cause = Cause.FOREIGN_SERVER if foreign else Cause.WRONG_CONFIGURATION
         return Outcome(OutcomeKind.MISMATCHED, cause, Phase.IDENTITY, seen)
 
-    async def _load(self, server: Server, session: aiohttp.ClientSession) -> None:
-        watching = asyncio.ensure_future(wait_failure(server, log_reader=self._log_reader))
-        try:
-            limit = self.got.facts.max_running_requests if self.got.facts else None
-            levels = pruning.ordered_levels(self._experiment, limit)
-            for concurrency in levels:
-                self._on_phase(f"load: {concurrency} concurrent requests")
-                begin_s = time.monotonic()
-                result = await self._measure(server, session, concurrency)
-                elapsed_s = time.monotonic() - begin_s
-                self._keep(result, concurrency, elapsed_s)
-                if result.failure is not None:
-                    self.got.outcome = await self._failed(result, concurrency, watching)
-                    return
-                garbage = _garbage(result)
-                if garbage is not None:
-                    detail = f"at {concurrency} concurrent requests: {garbage}"
-                    self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
-                    return
-                if result.stopped or (concurrency != levels[-1] and self._pruning.is_over(self.got.measurements)):
-                    detail = f"at {concurrency} concurrent requests: {self._pruning.reason}"
-                    self.got.outcome = Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
-                    return
-        finally:
-            watching.cancel()
+    async def _load(self, server: Server, session: aiohttp.ClientSession, watching: asyncio.Future[Outcome]) -> None:
+        limit = self.got.facts.max_running_requests if self.got.facts else None
+        levels = pruning.ordered_levels(self._experiment, limit)
+        for concurrency in levels:
+            self._on_phase(f"load: {concurrency} concurrent requests")
+            begin_s = time.monotonic()
+            result = await self._measure(server, session, concurrency, watching)
+            elapsed_s = time.monotonic() - begin_s
+            self._keep(result, concurrency, elapsed_s)
+            if result.failure is not None:
+                self.got.outcome = await self._failed(result, concurrency, watching)
+                return
+            garbage = _garbage(result)
+            if garbage is not None:
+                detail = f"at {concurrency} concurrent requests: {garbage}"
+                self.got.outcome = Outcome(OutcomeKind.UNHEALTHY, Cause.GARBAGE_OUTPUT, Phase.MEASURE, detail)
+                return
+            if result.stopped or (concurrency != levels[-1] and self._pruning.is_over(self.got.measurements)):
+                detail = f"at {concurrency} concurrent requests: {self._pruning.reason}"
+                self.got.outcome = Outcome(OutcomeKind.PRUNED, Cause.CANNOT_WIN, Phase.MEASURE, detail)
+                return
 
-    async def _measure(self, server: Server, session: aiohttp.ClientSession, concurrency: int) -> LevelResult:
+    async def _measure(
+        self, server: Server, session: aiohttp.ClientSession, concurrency: int, watching: asyncio.Future[Outcome]
+    ) -> LevelResult:
         workload = self._experiment.workload
         if workload.flush_cache:
             await _flush(session)
@@ -237,7 +253,8 @@ class _Trial:
             should_stop=self._pruning.should_stop if deciding else None,
             read_counters=lambda: self._counters(session),
             acceptance_simulated=self._engine.acceptance_is_simulated(self._proposal.config),
-            server_alive=lambda: server.alive,
+            # False also when the log says that it cannot go on: its sockets may stay open for minutes after that.
+            server_alive=lambda: server.alive and not watching.done(),
         )
 
     async def _counters(self, session: aiohttp.ClientSession) -> ServerCounters:
@@ -257,19 +274,20 @@ class _Trial:
             self.got.measure_s += result.measurement.window_s / scale
             self.got.warmup_s += (result.measurement.duration_s - result.measurement.window_s) / scale
         if result.requests.num_rows:
-            pyarrow.parquet.write_table(result.requests, self._folder / f"requests-{concurrency}.parquet")
+            path = self._folder / f"requests-{concurrency}.parquet"
+            try:
+                pyarrow.parquet.write_table(result.requests, path)
+            except OSError as error:
+                raise RecordError(f"cannot write {path}: {error}") from error
 
-    async def _failed(
-        self, result: LevelResult, concurrency: int, watching: asyncio.Task[Outcome] | asyncio.Future[Outcome]
-    ) -> Outcome:
+    async def _failed(self, result: LevelResult, concurrency: int, watching: asyncio.Future[Outcome]) -> Outcome:
         """The log's own reason where it gives one in time, else what the client saw; with level and limit."""
         limit = self.got.facts.max_running_requests if self.got.facts else None
         where = f"at {concurrency} concurrent requests"
         if limit is not None:
             where += f" (the server's limit is {limit} running)"
-        done, _ = await asyncio.wait([watching], timeout=LAST_WORDS_S)
-        if done:
-            died = watching.result()
+        died = await _last_words(watching)
+        if died is not None:
             return replace(died, detail=f"{where}: {died.detail}")
         assert result.failure is not None
         kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
@@ -279,10 +297,25 @@ class _Trial:
         """What is known only after the end: the whole log's facts, and what did not come back."""
         facts = self._engine.facts(_lines(server))
         self.got.facts = facts if self.got.facts is None else replace(self.got.facts, retractions=facts.retractions)
-        if self.got.teardown is not None and self.got.teardown.stragglers:
-            left = "; ".join(self.got.teardown.stragglers)
-            detail = f"{self.got.outcome.detail}; left behind: {left}".lstrip("; ")
-            self.got.outcome = replace(self.got.outcome, detail=detail)
+        teardown, outcome = self.got.teardown, self.got.outcome
+        if teardown is None or not teardown.stragglers:
+            return
+        left = f"left behind: {'; '.join(teardown.stragglers)}"
+        if teardown.group_gone and teardown.gpu_memory_back is False and outcome.kind in DISTURBED:
+            # Nothing of ours is left, and yet somebody is on the GPU: what was seen there is not the configuration's.
+            detail = f"another process came onto the GPU during the trial, which had ended as {outcome.kind}; {left}"
+            self.got.outcome = Outcome(OutcomeKind.INFRASTRUCTURE, Cause.GPU_BUSY, outcome.phase, detail)
+            return
+        self.got.outcome = replace(outcome, detail=f"{outcome.detail}; {left}".lstrip("; "))
+
+    def harness_failed(self, error: Exception) -> None:
+        """Keep an error of the harness itself in ``harness_error.txt``; it is retried like the host's failures."""
+        text = redact_text("".join(traceback.format_exception(error)), self._secrets)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / "harness_error.txt").write_text(text)
+        detail = f"the harness itself failed ({type(error).__name__}: {error}); see harness_error.txt of the trial"
+        self.got.outcome = Outcome(OutcomeKind.INFRASTRUCTURE, Cause.OTHER, self.got.outcome.phase, detail)
 
     def record(self, started_at: float, times: Times) -> TrialRecord:
         got = self.got
@@ -293,12 +326,17 @@ class _Trial:
             got.outcome = Outcome(
                 OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, void[0].warnings[0]
             )
+        outcome = replace(
+            got.outcome,
+            detail=redact_text(got.outcome.detail, self._secrets),
+            line=None if got.outcome.line is None else redact_text(got.outcome.line, self._secrets),
+        )
         return TrialRecord(
             number=self._proposal.number,
             role=self._proposal.role,
             candidate=self._proposal.candidate,
             config=self._proposal.config,
-            outcome=got.outcome,
+            outcome=outcome,
             engine=f"{self._engine.name} {self._engine.version}",
             simulated=self._engine.simulated,
             started_at=started_at,
@@ -309,9 +347,15 @@ class _Trial:
             value=score.value if complete and score is not None else None,
             objective_level=objective.level(self._experiment),
             times=times,
-            command=got.command.argv,
-            env=got.command.env,
+            command=redact_argv(got.command.argv, self._secrets),
+            env=tuple(redact_env(dict(got.command.env), self._secrets).items()),
         )
+
+
+async def _last_words(watching: asyncio.Future[Outcome]) -> Outcome | None:
+    """Why the server died, where its log says so in time; None while it lives on."""
+    done, _ = await asyncio.wait([watching], timeout=LAST_WORDS_S)
+    return watching.result() if done else None
 
 
 def _lines(server: Server) -> list[str]:

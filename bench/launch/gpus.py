@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Collection
@@ -117,8 +118,19 @@ class Gpus:
         return tuple(self._facts(device) for device in self._devices)
 
     def used_bytes(self) -> tuple[int, ...]:
-        """Memory in use, by GPU; before the first launch this is the idle baseline."""
+        """Memory in use, by GPU."""
         return tuple(int(self._memory(device).used) for device in self._devices)
+
+    def idle_bytes(self) -> tuple[int, ...]:
+        """Memory in use while nobody computes, by GPU: what is used now, less what computing processes hold.
+
+        What only draws (a desktop) may stay. Where the driver lists nobody, all that is in use now counts as idle.
+        """
+        idle = []
+        for device, used in zip(self._devices, self.used_bytes(), strict=True):
+            held = [process.usedGpuMemory or 0 for process in self._computing(device) if process.pid != os.getpid()]
+            idle.append(max(0, used - sum(size for size in held if size > _TOLERANCE_BYTES)))
+        return tuple(idle)
 
     def occupants(self, baseline_bytes: tuple[int, ...], ours: Collection[int] = ()) -> tuple[str, ...]:
         """Who is on the GPUs beside us, in words: pid and command, else only how much memory is in use.
@@ -172,14 +184,16 @@ class Gpus:
             processes=self._processes(device),
         )
 
-    def _processes(self, device: Any) -> tuple[GpuProcess, ...]:
+    def _computing(self, device: Any) -> list[Any]:
         try:
-            listed = [
-                *self._nvml.nvmlDeviceGetComputeRunningProcesses(device),
-                *self._nvml.nvmlDeviceGetGraphicsRunningProcesses(device),
-            ]
+            return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(device))
         except self._nvml.NVMLError:
-            return ()  # some virtual GPUs do not tell
+            return []  # some virtual GPUs do not tell
+
+    def _processes(self, device: Any) -> tuple[GpuProcess, ...]:
+        listed = self._computing(device)
+        with contextlib.suppress(self._nvml.NVMLError):
+            listed += self._nvml.nvmlDeviceGetGraphicsRunningProcesses(device)
         memory_by_pid = {int(process.pid): process.usedGpuMemory for process in listed}
         return tuple(
             GpuProcess(pid, None if used is None else int(used), command_line(pid))

@@ -232,13 +232,23 @@ class _Start(_Watch):
             )
         elif time.monotonic() - self.server.started_at_s >= self._start_timeout_s:
             seen = (
-                f"is not ready after {self._start_timeout_s:.0f} s, in phase {phase} (engine.start_timeout_s; the last "
-                f"sign of progress was {still_s:.0f} s ago)"
+                f"is not ready after {self._start_timeout_s:.0f} s, in phase {phase} ({_work(still_s, phase)}; "
+                "engine.start_timeout_s)"
             )
         else:
             return None
         last = self.server.log.tail(1)
         return self._outcome(Fault(Cause.STARTUP_HANG, phase, last[0] if last else None), seen)
+
+
+def _work(still_s: float, phase: Phase) -> str:
+    """Whether it was slow or stuck when its time was up."""
+    if still_s > 2 * _PROGRESS_INTERVAL_S:
+        return f"the last sign of progress was {still_s:.0f} s ago: more likely stuck than slow"
+    work = {Phase.LOAD: "loading weights", Phase.GRAPH_CAPTURE: "compiling or capturing graphs"}.get(phase, "working")
+    if phase is Phase.SERVING:
+        return "its log grew or its processes computed, but it gave no healthy answer"
+    return f"it was still {work}: slow, not stuck, so raise the limit"
 
 
 class _Progress:

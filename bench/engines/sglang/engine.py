@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
@@ -30,6 +31,7 @@ from bench.engines.sglang.log_facts import read_facts
 from bench.engines.sglang.model_shape import ModelShape, ShapeError
 from bench.experiment import EngineSpec, HardwareSpec, ModelSpec
 from bench.faults import LogReader
+from bench.secrets import REDACTED, redact_env
 
 # What /server_info calls an algorithm that the command line knows by another name.
 REPORTED_ALGORITHMS = {"NEXTN": ("EAGLE", "FROZEN_KV_MTP"), "EAGLE": ("EAGLE", "FROZEN_KV_MTP")}
@@ -72,6 +74,9 @@ class SglangEngine:
         self.flags_from = self.table.source
         self.shape = _shape(model)
         self._environment_names = environment_names
+        # Keys and tokens stay here: a configuration, which is recorded, holds what is left of them without the secret.
+        self._secret_flags = self._kept_flags()
+        self._secret_env = {name: value for name, value in engine.env.items() if _without_secret(name, value) != value}
         self._around = Surroundings(
             table=self.table,
             shape=self.shape,
@@ -117,15 +122,20 @@ class SglangEngine:
             env=dict(config.env),
         )
 
+    def calibrated(self, calibration: Calibration, facts: LaunchFacts) -> Calibration:
+        """What is known of this host after one more launch; what its log did not say stays as it was."""
+        return memory.calibrate(calibration, facts)
+
     def command(self, config: ServerConfig, *, port: int, served_model_name: str) -> Command:
         """The command that launches it on the loopback address; the name is the nonce that proves who answers."""
         arguments = [*self._launcher(), "--model-path", self.model.path]
         if self.model.quantization:
             arguments += ["--quantization", self.model.quantization]
         for name, value in config.flags:
-            arguments += self.table.arguments(name, value)
+            arguments += self.table.arguments(name, self._secret_flags.get(name, value))
         arguments += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", served_model_name]
-        return Command((*arguments, "--enable-metrics"), config.env)
+        env = tuple((name, self._secret_env.get(name, value)) for name, value in config.env)
+        return Command((*arguments, "--enable-metrics"), env)
 
     def log_reader(self) -> LogReader:
         """A reader that knows SGLang's failures."""
@@ -157,7 +167,7 @@ class SglangEngine:
             seen = [report[name] for report in reports if name in report] + _elsewhere(name, reports)
             if name not in asked:
                 seen = [item for item in seen if item is not None]  # decided too late to be reported
-            if seen and not any(_same(name, value, item) for item in seen):
+            if seen and REDACTED not in str(value) and not any(_same(name, value, item) for item in seen):
                 found.append(Difference(name, str(value), str(seen[0])))
         return tuple(found)
 
@@ -203,9 +213,17 @@ class SglangEngine:
     def _launcher(self) -> list[str]:
         return list(self.spec.command) or [self.spec.python or sys.executable, "-m", "sglang.launch_server"]
 
+    def _kept_flags(self) -> dict[str, Value]:
+        kept = {}
+        for name, value in self.spec.flags.items():
+            if _without_secret(name, value) != value:
+                with contextlib.suppress(UnknownFlagError):  # ``problems`` says so
+                    kept[self.table.find(name).name] = value
+        return kept
+
     def _canonical_of(self, items: tuple[tuple[str, Any], ...]) -> ServerConfig | RefusedError:
-        flags = dict(self.spec.flags)
-        env = dict(self.spec.env)
+        flags = {name: _without_secret(name, value) for name, value in self.spec.flags.items()}
+        env = {name: str(_without_secret(name, value)) for name, value in self.spec.env.items()}
         given = {self.table.find(name).name: name for name in flags}
         for name, kept in items:
             value = list(kept) if isinstance(kept, tuple) else kept
@@ -224,6 +242,11 @@ class SglangEngine:
         except RefusedError as error:
             as_asked = sorted((self.table.find(name).name, value) for name, value in flags.items())
             return RefusedError(str(error), ServerConfig(tuple(as_asked), tuple(sorted(env.items()))))
+
+
+def _without_secret(name: str, value: Value) -> Value:
+    """The value of a flag or an environment variable as it may be written down."""
+    return redact_env({name: value}, ())[name] if isinstance(value, str) else value
 
 
 def _shape(model: ModelSpec) -> ModelShape:

@@ -27,8 +27,9 @@ class SimulatorEngine(SglangEngine):
             "MODEL_CONFIG": json.dumps(self.model.config),
             "VERSION": self.version,
             "TIME_SCALE": repr(self.spec.time_scale),
-            "FAULTS": ",".join(self.spec.faults),
         }
+        if self.spec.faults:  # else a parameter of the space may bring them
+            settings["FAULTS"] = ",".join(self.spec.faults)
         if self.model.draft_config:
             settings["DRAFT_CONFIG"] = json.dumps(self.model.draft_config)
         env = {**dict(real.env), **{PREFIX + name: value for name, value in settings.items()}}
