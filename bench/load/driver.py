@@ -136,7 +136,7 @@ class Driver:
 
     async def collect(self) -> Harvest:
         """Decode what has arrived, and say what is new."""
-        await self._client.decode()
+        self._client.decode()
         fresh = rows(self._client.chunks[self._reported_chunks :])
         self._reported_chunks = len(self._client.chunks)
         ended = [stream for stream in self._closed() if stream.error is None and not stream.first_wave]
@@ -181,7 +181,7 @@ class Driver:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.decode()
+        self._client.decode()
         self._client.close()
         return self.streams
 

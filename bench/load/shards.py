@@ -112,7 +112,7 @@ async def _answer(pipe: Connection, job: Job) -> None:
             elif what == "collect":
                 answer = await driver.collect()
             else:
-                answer = [replace(stream, request=b"", reads=[]) for stream in await driver.stop()]
+                answer = [replace(stream, request=b"") for stream in await driver.stop()]
         except (OSError, ValueError) as failed:
             error = failed
         try:

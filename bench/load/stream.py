@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -13,11 +13,11 @@ COLUMNS = ("request", "arrival_ns", "lag_ns", "tokens", "gap_ns")
 """Of one chunk: the request's index, when it arrived, how much later it was handled, tokens that it brought, and the
 time since the request's chunk before it (-1: its first)."""
 
-_NATIVE_COUNT = b'"completion_tokens":'
+COUNT = b'"completion_tokens":'
 _DIGITS = re.compile(rb"\s*(\d+)")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)")
 _ERROR_CHARACTERS = 300
-_TEXT_CHARACTERS = 2_000  # of a reply are kept, enough to see that it repeats itself
+_TEXT_CHARACTERS, _TEXT_EVERY = 200, 32
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +35,8 @@ class Stream:
         counted: every chunk told its token count; else each was taken for one token until the end told the sum.
         ended: the last byte has arrived, or nothing more will; closed: and all of it is decoded.
         error: why it failed, or None.
+        plain: its first tokens are known, so that until its end only counts matter; then it may have a ``slot`` in
+            :class:`bench.load.decoding.Decoder`, which holds ``tokens``, ``last_ns`` and ``chunks`` meanwhile.
         unanswered: the kept connection turned out to be closed, without a byte of a response.
     """
 
@@ -70,13 +72,20 @@ class Stream:
     content_length: int | None = None
     keep_alive: bool = True
     body_bytes: int = 0
-    # not decoded yet: bytes, arrival and handling time of each read
-    reads: list[tuple[bytes, int, int]] = field(default_factory=list)
+    # how it is decoded
+    plain: bool = False
+    slot: int = -1
+    _head: bytes = b""
     _body: _Dechunker | None = None
     _partial: bytes = b""
     _last_event: bytes = b""
     _reported: int | None = None  # the response's own count of all output tokens
     _done: bool = False
+    _text_wanted: int = 0
+
+    def __post_init__(self) -> None:
+        # Of every 32nd reply the text is kept: enough to see that a server repeats itself.
+        self._text_wanted = 0 if self.index % _TEXT_EVERY else _TEXT_CHARACTERS
 
     @property
     def ok(self) -> bool:
@@ -91,58 +100,52 @@ class Stream:
         """The decoded bytes hold the end of the response."""
         return self._body is not None and self._body.complete
 
-    def read_head(self) -> None:
-        """Take the response's head off ``reads``; ``status`` stays None while it is incomplete.
+    def read_head(self, data: bytes) -> bytes | None:
+        """Take the next bytes of the response's head; what follows the head, or None while that is incomplete.
 
         Raises:
             ValueError: when it is not HTTP.
         """
-        data = b"".join(read[0] for read in self.reads)
-        if not b"HTTP/".startswith(data[:5]):
-            raise ValueError(f"expected an HTTP response, got {data[:40]!r}")
-        head, separator, rest = data.partition(b"\r\n\r\n")
+        self._head += data
+        if not b"HTTP/".startswith(self._head[:5]):
+            raise ValueError(f"expected an HTTP response, got {self._head[:40]!r}")
+        head, separator, rest = self._head.partition(b"\r\n\r\n")
         if not separator:
-            return
-        _, arrival_ns, handled_ns = self.reads[-1]
-        self.reads = [(rest, arrival_ns, handled_ns)] if rest else []
+            return None
         head = head.lower()
         words = head.split(b"\r\n", 1)[0].split()
         if len(words) < 2 or not words[1].isdigit():
             raise ValueError(f"expected an HTTP status line, got {head[:40]!r}")
+        if words[1] == b"100":  # Continue: the real head follows
+            self._head = b""
+            return self.read_head(rest)
         self.status = int(words[1])
-        if self.status == 100:  # Continue: the real head follows
-            self.status = None
-            if rest:
-                self.read_head()
-            return
         self.chunked = re.search(rb"\r\ntransfer-encoding:[^\r]*chunked", head) is not None
         length = _CONTENT_LENGTH.search(head)
         self.content_length = int(length[1]) if length and not self.chunked else None
         delimited = self.chunked or self.content_length is not None
         self.keep_alive = delimited and words[0] == b"http/1.1" and b"\r\nconnection: close" not in head
         self._body = _Dechunker() if self.chunked else None
+        return rest
 
-    def decode(self, chunks: array[int]) -> None:
-        """Decode ``reads``, adding one row per chunk that brought tokens."""
-        if self.status is None:
-            return
-        reads, self.reads = self.reads, []
-        take = self._native_event if self.native else self._openai_event
-        for data, arrival_ns, handled_ns in reads:
-            if self._body is not None:
-                try:
-                    data = self._body.feed(data)  # noqa: PLW2901
-                except ValueError as error:
-                    self.error = self.error or str(error)
-                    return
-            if b"\r" in data:  # never raw in JSON, so only line ends
-                data = data.replace(b"\r", b"")  # noqa: PLW2901
-            events = (self._partial + data).split(b"\n\n")
-            self._partial = events.pop()
-            if self.status != 200:
-                continue
+    def decode(self, data: bytes, arrival_ns: int, handled_ns: int, chunks: array[int]) -> None:
+        """Decode bytes of the body, however they are cut, adding one row per chunk that brought tokens."""
+        if self._body is not None:
+            try:
+                data = self._body.feed(data)
+            except ValueError as error:
+                self.error = self.error or str(error)
+                return
+        if b"\r" in data:  # never raw in JSON, so only line ends
+            data = data.replace(b"\r", b"")
+        *events, self._partial = (self._partial + data).split(b"\n\n")
+        if self.status == 200:
+            take = self._native_event if self.native else self._openai_event
             for event in events:
                 take(event, arrival_ns, handled_ns, chunks)
+        between = not self._partial and self._body is not None and self._body.between
+        told = self.counted and self.first_answer_ns > 0 and (self.native or len(self.text) >= self._text_wanted)
+        self.plain = between and told and self.error is None
 
     def close(self) -> None:
         """Read the response's end and say whether it failed. To be called once, when all is decoded."""
@@ -190,9 +193,9 @@ class Stream:
     def _native_event(self, event: bytes, arrival_ns: int, handled_ns: int, chunks: array[int]) -> None:
         # The count is searched, not parsed: text and ids are cumulative, so parsing would cost the square of the
         # length. A quote inside JSON text is escaped, so the key cannot occur there.
-        place = event.rfind(_NATIVE_COUNT)
+        place = event.rfind(COUNT)
         if place >= 0:
-            found = _DIGITS.match(event, place + len(_NATIVE_COUNT))
+            found = _DIGITS.match(event, place + len(COUNT))
             tokens = int(found[1]) if found else 0
             self._last_event = event
             if tokens > self.tokens:
@@ -256,7 +259,7 @@ class Stream:
             answer = bool(text or delta.get("tool_calls"))
             content = answer or bool(delta.get("reasoning_content") or delta.get("reasoning"))
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            if len(self.text) < _TEXT_CHARACTERS:
+            if len(self.text) < self._text_wanted:
                 self.text += text or delta.get("reasoning_content") or ""
         tokens = self._tokens(usage, content=content, choices=bool(choices))
         if tokens > self.tokens:
@@ -312,6 +315,11 @@ class _Dechunker:
         self._left = 0  # of the chunk, its line end not counted
         self._line = b""
         self._line_end = False  # a chunk's bytes are all there, its line end is not
+
+    @property
+    def between(self) -> bool:
+        """The next byte begins a chunk."""
+        return not (self._left or self._line or self._line_end or self.complete)
 
     def feed(self, data: bytes) -> bytes:
         """Payload in these bytes.

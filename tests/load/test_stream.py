@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from array import array
 
 import orjson
 import pytest
 
+from bench.load.decoding import Decoder, Read
 from bench.load.metrics import rows
 from bench.load.stream import Stream
 
@@ -33,18 +35,25 @@ def chat(tokens: int | None, finish: str | None = None, **delta: object) -> byte
     return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **usage})
 
 
+def stamped(at_ns: int) -> list[tuple[int, int, bytes]]:
+    """Ancillary data with the kernel's stamp."""
+    return [(1, 35, struct.pack("@ll", *divmod(at_ns, 1_000_000_000)))]
+
+
 def decode(data: bytes, *, is_native: bool, cuts: list[int] | None = None, asked: int = 9) -> tuple[Stream, list]:
     """Decode a response that arrives in pieces, the n-th at n milliseconds."""
     stream = Stream(0, b"", is_native, asked)
     places = [0, *(cuts or []), len(data)]
     chunks: array[int] = array("q")
+    decoder = Decoder(chunks)
+    reads: list[Read] = []
     for number, (begin, end) in enumerate(itertools.pairwise(places), start=1):
-        stream.reads.append((data[begin:end], number * 1_000_000, number * 1_000_000 + 5))
-        if stream.status is None:
-            stream.read_head()
-        stream.decode(chunks)
-    stream.ended = True
-    stream.close()
+        part = data[begin:end]
+        body = stream.read_head(part) if stream.status is None else part
+        if body:
+            reads.append((stream, body, stamped(number * 1_000_000), number * 1_000_000 + 5))
+    decoder.take(reads)
+    decoder.close(stream)
     return stream, rows(chunks).tolist()
 
 
@@ -141,9 +150,8 @@ def test_a_broken_reply_says_what_was_seen(data: bytes, said: str, is_native: bo
 
 
 def test_another_protocol_is_refused() -> None:
-    stream = Stream(0, b"", True, 1, reads=[(b"SSH-2.0-OpenSSH_9.6\r\n", 1, 1)])
     with pytest.raises(ValueError, match="expected an HTTP response"):
-        stream.read_head()
+        Stream(0, b"", True, 1).read_head(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
 def test_acceptance_of_the_openai_routes_is_read_from_sglangs_additions() -> None:
@@ -154,3 +162,42 @@ def test_acceptance_of_the_openai_routes_is_read_from_sglangs_additions() -> Non
     )
     stream, _ = decode(data, is_native=False)
     assert (stream.verify_steps, stream.accepted_histogram) == (3, (0, 1, 2))
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_many_streams_at_once_are_decoded_as_each_alone(is_native: bool) -> None:
+    rng = random.Random(7)
+    events = native if is_native else (lambda tokens, finish=None: chat(tokens, finish and "length", content="w"))
+    replies, expected = [], []
+    for _ in range(40):
+        counts = list(itertools.accumulate(rng.randint(0, 3) + (place == 0) for place in range(30)))
+        parts = [events(count) for count in counts] + [events(counts[-1] + 1, {"type": "length"}), event(b"[DONE]")]
+        data = chunked(*parts)
+        cuts = list(itertools.accumulate(len(b"%x" % len(part)) + len(part) + 4 for part in parts))
+        cuts += rng.sample(range(1, len(data)), rng.choice([0, 0, 3]))  # most streams come chunk by chunk
+        places = sorted({0, *cuts, len(data)})
+        replies.append([data[a:b] for a, b in itertools.pairwise(places)])
+        expected.append(sorted({count for count in counts if count} | {counts[-1] + 1}))
+    streams = [Stream(index, b"", is_native, 1) for index in range(40)]
+    for stream in streams:
+        stream.read_head(HEAD)
+    chunks: array[int] = array("q")
+    decoder, now = Decoder(chunks), 0
+    while any(replies):
+        reads: list[Read] = []
+        for _ in range(100):
+            index = rng.randrange(40)
+            if replies[index]:
+                now += 1_000
+                reads.append((streams[index], replies[index].pop(0), stamped(now), now + 7))
+        decoder.take(reads)
+    for stream in streams:
+        decoder.close(stream)
+    found = rows(chunks)
+    assert (found[:, 2] == 7).all()
+    for index, stream in enumerate(streams):
+        own = found[found[:, 0] == index]
+        assert stream.ok, stream.error
+        assert own[:, 3].cumsum().tolist() == expected[index]
+        assert own[1:, 4].tolist() == (own[1:, 1] - own[:-1, 1]).tolist()
+        assert (stream.tokens, stream.chunks, stream.last_ns) == (expected[index][-1], len(own), own[-1, 1])
