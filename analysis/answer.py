@@ -11,7 +11,7 @@ from analysis import words
 from analysis.figures.style import KINDS, origins
 from analysis.frames import Run, advice_text, excess, interval_of, measurement_at, meets_limits
 from analysis.intervals import is_difference, relative_difference
-from analysis.standing import baseline, best, by_load, gpus, settings, standings
+from analysis.standing import Standing, baseline, best, by_load, gpus, settings, standings
 from bench.load.measurement import Interval
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
@@ -38,7 +38,8 @@ def answer(run: Run) -> Answer:
     if winner is None:
         return _nothing(run)
     if run.best is None:
-        return _so_far(run, winner)
+        again = any(record.value is not None for record in run.finalist_records)
+        return _in_rounds(run, winner) if again else _so_far(run, winner)
     return _found(run, run.best, winner)
 
 
@@ -84,6 +85,47 @@ def _misses(chosen: Mapping[str, Any]) -> str:
         if amount is None or amount > 0
     ]
     return f"There, {' and '.join(parts)}." if parts else ""
+
+
+def _in_rounds(run: Run, winner: TrialRecord) -> Answer:
+    """The finalists are being measured again, or were when the sweep ended: only those launches count."""
+    shown, metric = standings(run), run.objective.metric
+    values = {key: value for (key, at), value in by_load(shown, metric).items() if at == run.objective.level}
+    first = next((item for item in shown if item.role == "baseline" and item.again), None)
+    value = values.get(winner.config.key)
+    reference = None if first is None else values.get(first.record.config.key)
+    gave = words.metric_value(metric, value.mean if value else winner.value or 0.0)
+    if first is not None and first.record.config.key == winner.config.key:
+        lead = f"nothing beats the baseline's {gave}"
+    elif value is not None and reference is not None and not is_difference(relative_difference(value, reference)):
+        lead = f"trial {winner.number} with {gave} cannot be told from the baseline"
+    else:
+        lead = f"trial {winner.number} leads with {gave}"
+    launches = sum(record.value is not None for record in run.finalist_records)
+    fresh = words.counted(launches, "fresh launch", "fresh launches")
+    sentences = [
+        _at_load(run),
+        *(
+            _against(item, values[item.record.config.key], reference)
+            for item in shown
+            if item.record.config.key in values
+        ),
+        "The rounds of fresh launches did not come to their end: the same sweep command with the same run= goes on.",
+        *_cost(run, winner, value),
+        *_why(run, winner),
+        *_failures_in_short(run),
+        *_reality(run, winner),
+    ]
+    return Answer(f"Not finished: after {fresh} of the finalists {lead}.", _once(sentences))
+
+
+def _against(standing: Standing, value: Interval, reference: Interval | None) -> str:
+    said = f"Measured again, the {standing.label} gave {words.interval(value)}"
+    if reference is None or standing.role == "baseline":
+        return f"{said}."
+    difference = relative_difference(value, reference)
+    against = f"{words.interval(difference, relative=True)} against the baseline"
+    return f"{said}, {against}{'' if is_difference(difference) else ': no difference'}."
 
 
 def _so_far(run: Run, winner: TrialRecord) -> Answer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 
 from analysis import words
 from analysis.frames import Run
-from analysis.standing import Standing, baseline, best, best_so_far, measured, standings, value_text
+from analysis.standing import Standing, best, best_so_far, measured, standings, value_text
 from bench.load.measurement import Measurement
 from bench.outcome import OutcomeKind
 
@@ -30,19 +31,24 @@ def doubts(run: Run) -> list[str]:
 
 
 def _drift(run: Run) -> list[str]:
-    searched = next((r.value for r in run.records if r.role == "baseline" and r.value), None)
-    first = baseline(run)
-    again = [
-        r.value for r in run.finalist_records if first is not None and r.config.key == first.config.key and r.value
-    ]
-    if not searched or not again:
+    """Whether the baseline, as the first launch, gave another value than when it was measured again."""
+    searched = next((r for r in run.records if r.role == "baseline" and r.value), None)
+    if searched is None or not searched.value:
         return []
-    moved = sum(again) / len(again) / searched - 1
+    again = [r for r in run.finalist_records if r.config.key == searched.config.key and r.value]
+    if not again:
+        return []
+    mean = statistics.fmean(r.value or 0.0 for r in again)
+    moved = mean / searched.value - 1
     if abs(moved) <= DRIFT_RELATIVE:
         return []
+    metric = run.objective.metric
     return [
-        f"The baseline moved by {words.percent(moved, signed=True)} between the search and the finalists' rounds: the "
-        "machine changed meanwhile, so values of the search can be compared only roughly; the finalists' can."
+        f"The baseline read {words.metric_value(metric, searched.value)} first (trial {searched.number}) and "
+        f"{words.metric_value(metric, mean)} when it was measured again, "
+        f"{words.duration(again[0].started_at - searched.started_at)} later ({words.percent(moved, signed=True)}): the "
+        "machine changed meanwhile (a fresh host compiles kernels during its first launches), so early trials are not "
+        "comparable with later ones. The fresh launches, taken in turns, are."
     ]
 
 
@@ -102,10 +108,13 @@ def _rewrites(run: Run) -> list[str]:
     winner = best(run)
     if winner is None:
         return []
-    told = [f"The engine changes what trial {winner.number} asks: {text}" for text in winner.config.rewrites]
+    told = [
+        f"The engine changes what trial {winner.number} asks: {text.rstrip('.')}." for text in winner.config.rewrites
+    ]
     facts = winner.facts
     said = [
-        f"The engine says of trial {winner.number}: {text}" for text in (facts.warnings if facts is not None else ())
+        f"The engine says of trial {winner.number}: {text.rstrip('.')}."
+        for text in (facts.warnings if facts is not None else ())
     ]
     return told + said
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.frames import Objective, Run, excess, metric_interval
 from analysis.intervals import pool
@@ -46,14 +47,15 @@ def baseline(run: Run) -> TrialRecord | None:
 
 
 def best(run: Run) -> TrialRecord | None:
-    """The configuration that ``best.json`` names, before it exists the best one so far; None without any success."""
+    """The configuration that ``best.json`` names; before it exists the best of those that were measured again, and
+    before that the best so far; None without any success."""
     if run.best:
         key, number = run.best.get("key"), run.best.get("trial")
         named = [record for record in run.all_records if record.config.key == key or record.number == number]
         named.sort(key=lambda record: (record.config.key != key, record.value is None))
         if named:
             return named[0]
-    return best_so_far(run.records, run.objective)
+    return _best_again(run) or best_so_far(run.records, run.objective)
 
 
 def best_so_far(records: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
@@ -65,6 +67,22 @@ def best_so_far(records: Sequence[TrialRecord], objective: Objective) -> TrialRe
         if record.value is not None and record.outcome.kind is OutcomeKind.COMPLETE
     ]
     return min(measured, key=lambda item: item[:3])[3] if measured else None
+
+
+def _best_again(run: Run) -> TrialRecord | None:
+    """The best by its fresh launches alone; the search's own values are too good to be true."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in run.finalist_records:
+        if record.value is not None:
+            groups.setdefault(record.config.key, []).append(record)
+    means = [
+        replace(group[0], value=statistics.fmean(item.value or 0.0 for item in group)) for group in groups.values()
+    ]
+    found = best_so_far(means, run.objective)
+    if found is None:
+        return None
+    searched = [item for item in run.records if _same(item, found) and item.value is not None]
+    return searched[0] if searched else groups[found.config.key][0]
 
 
 def standings(run: Run) -> list[Standing]:

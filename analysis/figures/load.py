@@ -56,11 +56,13 @@ def throughput_by_load(run: Run) -> Drawing:
     axis.legend(loc="best")
     stamp(figure, _records(shown))
     again = all(standing.again for standing in shown)
-    text = "Bars are 95 % intervals" + (
-        " over the finalists' fresh launches, the spread from launch to launch pooled over all of them."
-        if again
-        else " of one launch each: nothing has been measured again yet, so the best is likely to look too good."
-    )
+    if not again:
+        what = "of one launch each: nothing has been measured again yet, so the best is likely to look too good."
+    elif max(len(standing.launches) for standing in shown) == 1:
+        what = "of one fresh launch each: what differs from launch to launch is not in them."
+    else:
+        what = "over the finalists' fresh launches, the spread from launch to launch pooled over all of them."
+    text = f"Bars are 95 % intervals {what}"
     return Drawing(name, title, text + _invalid_text(shown), figure)
 
 

@@ -92,7 +92,7 @@ def memory_split(run: Run) -> Drawing:
         *axis.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1, handlelength=1.2
     )
     stamp(figure, shown, acceptance=False)
-    return Drawing(name, title, _split_text(shown[0]), figure)
+    return Drawing(name, title, _split_text(shown[0], "baseline" if same or winner is None else "best"), figure)
 
 
 def _forecast_split(forecast: Forecast | None) -> dict[str, float]:
@@ -112,7 +112,7 @@ def _seen_split(facts: LaunchFacts | None) -> dict[str, float]:
     return split if "weights" in split else {}
 
 
-def _split_text(record: TrialRecord) -> str:
+def _split_text(record: TrialRecord, label: str) -> str:
     facts = record.facts
     parts = ["“Seen” is read from the server's log; what the log does not name is counted with the activations."]
     if facts is not None and facts.available_bytes and sum(_seen_split(facts).values()) > facts.available_bytes * 1.005:
@@ -120,9 +120,8 @@ def _split_text(record: TrialRecord) -> str:
     if facts is not None and facts.max_running_requests is not None:
         slots = f" and {facts.state_slots:,} state slots" if facts.state_slots else ""
         tokens = f" {facts.kv_tokens:,} tokens of KV cache{slots}," if facts.kv_tokens else ""
-        parts.append(
-            f"It holds{tokens} and runs at most {words.counted(facts.max_running_requests, 'request')} at once."
-        )
+        most = words.counted(facts.max_running_requests, "request")
+        parts.append(f"The {label} holds{tokens} and runs at most {most} at once.")
     return " ".join(parts)
 
 

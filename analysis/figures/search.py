@@ -37,6 +37,7 @@ from analysis.standing import baseline, value_text
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
 
+FEW_LAUNCHES = 20  # below it nearly any pair of parameters tells launches apart
 WEAK_SHARE = 0.15  # below it the map is drawn, and said to explain little
 Positions: TypeAlias = NDArray[np.float64]
 
@@ -174,6 +175,8 @@ def failure_map(run: Run) -> Drawing:
     )
     if found.share < WEAK_SHARE:
         text = "No pair of parameters explains the failures well. " + text
+    elif len(records) < FEW_LAUNCHES:
+        text += f" Of only {len(records)} launches that is a hint at most."
     return Drawing(name, title, text, figure)
 
 

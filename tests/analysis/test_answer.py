@@ -74,7 +74,28 @@ def test_a_machine_that_drifted_is_noticed_by_the_baseline(tmp_path: Path) -> No
         line["value"] *= 0.8
     rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = "\n".join(doubts(analysis.load(run)))
-    assert re.search(r"The baseline moved by -\d+\.\d % between the search", said)
+    assert re.search(
+        r"The baseline read [\d,]+ output tokens/s first \(trial 0\) and [\d,]+ output tokens/s when it was measured "
+        r"again, .+ later \(-\d+\.\d %\): .* early trials are not comparable",
+        said,
+    )
+
+
+def test_a_lead_of_the_search_that_fresh_launches_did_not_confirm_is_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "toy" / "cut", trials=12, best=False)
+    rounds = RunFolder(run).finalists
+    lines = [json.loads(line) for line in rounds.read_text().splitlines()]
+    baseline = next(line for line in lines if not line["candidate"]["values"])
+    for line in lines:  # as fast as the baseline, all of them
+        line["value"], line["measurements"] = baseline["value"], baseline["measurements"]
+    rounds.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    said = answer(analysis.load(run))
+    assert said.headline.startswith("Not finished: after 3 fresh launches of the finalists nothing beats the baseline")
+    assert any(
+        re.search(r"finalist \(trial \d+\) gave .* against the baseline: no difference", text)
+        for text in said.sentences
+    )
+    assert not any("Nothing has been measured again" in text for text in said.sentences)
 
 
 def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(tmp_path: Path) -> None:
