@@ -40,11 +40,12 @@ def load(arguments: Sequence[str], *, command: str, clock: Callable[[], float] =
     return Reader(composition).experiment(tuple(options.overrides), clock)
 
 
-def load_run(folder: Path) -> Experiment:
+def load_run(folder: Path, *, measured_with: str | None = None) -> Experiment:
     """Read the experiment of a run from its own record.
 
     Args:
         folder: of the run, ``results/<experiment>/<run>``.
+        measured_with: version of the engine; the run is only read, and the interpreter that had it need not be here.
 
     Raises:
         ConfigError: the folder holds no run, or its ``experiment.yaml`` cannot be read.
@@ -58,6 +59,8 @@ def load_run(folder: Path) -> Experiment:
         ) from error
     if not isinstance(plain, dict):
         raise ConfigError([f"{path}: expected the record of an experiment, seen {plain!r}"])
+    if measured_with is not None and isinstance(plain.get("engine"), dict):
+        plain["engine"] = {**plain["engine"], "python": None, "command": [], "version": measured_with}
     overrides = tuple(str(item) for item in plain.pop("overrides", ()))
     experiment = Reader(Composition(plain, Sources(), None)).experiment(overrides, time.time)
     return dataclasses.replace(experiment, folder=folder)

@@ -19,7 +19,7 @@ import orjson
 import yaml
 from rich.console import Console
 
-from bench import best, breaker, config, engines, environment, records
+from bench import best, breaker, config, deployment, engines, environment, records
 from bench.engines.protocol import Candidate, Engine, EngineError
 from bench.experiment import Experiment
 from bench.launch import reaping
@@ -185,7 +185,7 @@ class Sweep:
         trials = records.read(self._folder.trials)
         answer = None if stopped else best.decide(self._experiment, trials, self._again)
         if answer is not None:
-            best.write(answer, self._experiment, self._engine, self._folder, best.source(answer, trials))
+            deployment.write(answer, self._experiment, self._folder.path, best.source(answer, trials))
         say = self._console.print
         if stopped:
             say(f"stopped: {stopped}", markup=False, soft_wrap=True)
