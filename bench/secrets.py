@@ -164,6 +164,8 @@ def _stands_for_secret(name_match: re.Match[str], value_match: re.Match[str]) ->
     name = name_match["name"] or name_match["flag"]
     value = value_match["quoted"] or value_match["bare"] or ""
     metavar = name.lstrip("-").upper().replace("-", "_")  # in a usage text
+    if value.startswith("--"):  # a flag, as in "api_key: --api-key is ..."
+        return False
     if value in ("", "None", "null", metavar) or name in ("token", "Token"):  # "Unexpected token: 'x'"
         return False
     return is_secret(name, value)

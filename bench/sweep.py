@@ -33,7 +33,7 @@ from bench.search import finalists
 from bench.search.space import Space
 from bench.search.study import Proposal, Study, launched
 from bench.secrets import redact_text, redact_tree, secret_values
-from bench.trial import Host, run_trial
+from bench.trial import PROBE_FILE_NAME, Host, run_trial
 
 # What must stay the same for the trials of one run to be comparable; budgets and the search itself may change.
 FIXED_SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective")
@@ -52,10 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     when interrupted."""
     console = Console()
     try:
-        experiment = config.load(sys.argv[1:] if arguments is None else arguments, command="bench.sweep")
+        words = sys.argv[1:] if arguments is None else arguments
+        experiment = config.load(words, command="bench.sweep")
+        again = _resume_command(experiment, words)
         with _locked(experiment.folder):
             return asyncio.run(
-                run_interruptible(Sweep(experiment, console).run(), kill_now=kill_live_servers, say=console.print)
+                run_interruptible(
+                    Sweep(experiment, console, again).run(), kill_now=kill_live_servers, say=console.print
+                )
             )
     except config.ConfigError as error:
         print(error, file=sys.stderr)
@@ -69,15 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before anything was begun
         return 128 + signal.SIGINT
     except InterruptedByOperatorError as interrupted:
-        console.print(f"{interrupted}; go on with: {_resume_command(experiment)}", markup=False, soft_wrap=True)
+        console.print(f"{interrupted}; go on with: {again}", markup=False, soft_wrap=True)
         return interrupted.exit_code
 
 
 class Sweep:
-    """One process's share of a run."""
+    """One process's share of a run. ``again`` is the command that goes on with it."""
 
-    def __init__(self, experiment: Experiment, console: Console, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, experiment: Experiment, console: Console, again: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self._experiment = experiment
+        self._resume_command = again
         self._console = console
         self._clock = clock
         self._folder = RunFolder(experiment.folder)
@@ -85,6 +92,8 @@ class Sweep:
         self._trials = records.read(self._folder.trials)
         self._again = records.read(self._folder.finalists)
         self._number = 1 + max((record.number for record in [*self._trials, *self._again]), default=-1)
+        baselines = [record.number for record in self._trials if record.role == "baseline"]
+        self._baseline_folder = self._folder.trial(baselines[-1]) if baselines else None
         self._spent_s = sum(record.times.total_s for record in [*self._trials, *self._again])
 
     async def run(self) -> int:
@@ -155,10 +164,27 @@ class Sweep:
         _clear(folder)
         records.write_json(folder / "candidate.json", {"role": proposal.role, "values": proposal.candidate.values})
         record = await run_trial(
-            self._experiment, self._engine, proposal, host, folder=folder, on_phase=progress.phase, incumbent=incumbent
+            self._experiment,
+            self._engine,
+            proposal,
+            host,
+            folder=folder,
+            on_phase=progress.phase,
+            incumbent=incumbent,
+            text_is_sane=proposal.role != "baseline" and self._baseline_is_sane(),
         )
+        if record.role == "baseline":
+            self._baseline_folder = folder
         self._spent_s += record.times.total_s
         return record
+
+    def _baseline_is_sane(self) -> bool:
+        """Whether the baseline's text made sense; random weights make none."""
+        path = self._baseline_folder / PROBE_FILE_NAME if self._baseline_folder else None
+        if path is None or not path.exists():
+            return False
+        reply = orjson.loads(path.read_bytes())
+        return not reply["broken"] and not reply["odd"]
 
     async def _measure_finalists(self, study: Study, host: Host, progress: Progress) -> None:
         chosen = finalists.choose(self._experiment, study.records)
@@ -189,7 +215,7 @@ class Sweep:
         say = self._console.print
         if stopped:
             say(f"stopped: {stopped}", markup=False, soft_wrap=True)
-            say(f"go on with: {_resume_command(self._experiment)}", markup=False, soft_wrap=True)
+            say(f"go on with: {self._resume_command}", markup=False, soft_wrap=True)
         elif answer is None:
             say("no configuration was measured successfully; the report says why", markup=False)
         else:
@@ -328,9 +354,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _resume_command(experiment: Experiment) -> str:
-    overrides = [word for word in experiment.overrides if not word.startswith("run=")]
-    command = shlex.join(["python", "-m", "bench.sweep", *overrides, f"run={experiment.run}"])
+def _resume_command(experiment: Experiment, words: Sequence[str]) -> str:
+    kept = [word for word in words if not word.startswith("run=")]
+    command = shlex.join(["python", "-m", "bench.sweep", *kept, f"run={experiment.run}"])
     return redact_text(command, _secrets(experiment))
 
 

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 import pyarrow.parquet
 
-from bench import records
+from bench import probe, records
 from bench.engines.protocol import Command, Engine, LaunchFacts, ServerCounters
 from bench.experiment import Experiment
 from bench.launch import ports
@@ -24,7 +24,7 @@ from bench.launch.gpus import Gpus
 from bench.launch.readiness import Ready, wait_failure, wait_ready
 from bench.launch.server import LaunchError, Server, Teardown
 from bench.load.client import Target
-from bench.load.level import LevelResult, measure_level
+from bench.load.level import MIN_STALL_WALL_S, LevelFailure, LevelResult, measure_level
 from bench.load.measurement import Measurement
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
 from bench.records import RecordError, Times, TrialRecord
@@ -42,6 +42,9 @@ FLUSH_TIMEOUT_S = 10.0
 MAX_GARBAGE_SHARE = 0.01
 # What a trial cannot be believed to have ended as, if somebody else was on its GPU.
 DISTURBED = frozenset({OutcomeKind.COMPLETE, OutcomeKind.PRUNED, OutcomeKind.INFEASIBLE})
+
+
+PROBE_FILE_NAME = "probe.json"
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ async def run_trial(
     folder: Path,
     on_phase: Callable[[str], None],
     incumbent: float | None = None,
+    text_is_sane: bool = False,
 ) -> TrialRecord:
     """Launch, identify, measure and end one server.
 
@@ -87,12 +91,13 @@ async def run_trial(
         folder: of the trial; its files are written there.
         on_phase: told what is going on, in a few words.
         incumbent: value of the objective to beat; a trial that surely cannot is pruned. None never prunes.
+        text_is_sane: the baseline's replies were, so that one with empty or repetitive text is broken.
 
     Returns:
         the record, whatever happened; an interruption alone is raised (``asyncio.CancelledError``), after teardown.
     """
     started_at, begin_s = time.time(), time.monotonic()
-    trial = _Trial(experiment, engine, proposal, host, folder, on_phase, incumbent)
+    trial = _Trial(experiment, engine, proposal, host, folder, on_phase, incumbent, text_is_sane)
     try:
         await trial.run()
     except RecordError:
@@ -123,6 +128,7 @@ class _Trial:
         folder: Path,
         on_phase: Callable[[str], None],
         incumbent: float | None,
+        text_is_sane: bool,
     ) -> None:
         self.got = _Gathered()
         self._experiment = experiment
@@ -131,6 +137,7 @@ class _Trial:
         self._host = host
         self._folder = folder
         self._on_phase = on_phase
+        self._text_is_sane = text_is_sane
         self._pruning = Pruning(experiment, proposal.role, incumbent)
         self._secrets: frozenset[str] = frozenset()
         self._log_reader = engine.log_reader()
@@ -224,8 +231,9 @@ class _Trial:
             result = await self._measure(server, session, concurrency, watching)
             elapsed_s = time.monotonic() - begin_s
             self._keep(result, concurrency, elapsed_s)
-            if result.failure is not None:
-                self.got.outcome = await self._failed(result, concurrency, watching)
+            failure = result.failure or await self._probe(result, session)
+            if failure is not None:
+                self.got.outcome = await self._failed(failure, concurrency, watching)
                 return
             garbage = _garbage(result)
             if garbage is not None:
@@ -280,7 +288,27 @@ class _Trial:
             except OSError as error:
                 raise RecordError(f"cannot write {path}: {error}") from error
 
-    async def _failed(self, result: LevelResult, concurrency: int, watching: asyncio.Future[Outcome]) -> Outcome:
+    async def _probe(self, result: LevelResult, session: aiohttp.ClientSession) -> LevelFailure | None:
+        """Whether the server still answers after a level, whose own time may have been up before a hang showed, and
+        whether it answers sense.
+        """
+        reply = await probe.ask(session)
+        if reply is None:
+            return LevelFailure(Cause.SERVING_HANG, "no answer to one more request after the level")
+        records.write_json(self._folder / PROBE_FILE_NAME, reply)
+        if reply.broken:
+            return LevelFailure(
+                Cause.GARBAGE_OUTPUT, f"one more request after the level was answered by {reply.broken}"
+            )
+        if reply.odd and self._text_is_sane and not self._engine.acceptance_is_simulated(self._proposal.config):
+            detail = f"its text is {reply.odd}, unlike the baseline's: {reply.text[:60]!r}"
+            return LevelFailure(Cause.GARBAGE_OUTPUT, detail)
+        got = result.measurement
+        if got is None or got.output_tokens or got.window_s / self._experiment.engine.time_scale < MIN_STALL_WALL_S:
+            return None
+        return LevelFailure(Cause.SERVING_HANG, f"no token arrived in the window of {got.window_s:.0f} s")
+
+    async def _failed(self, failure: LevelFailure, concurrency: int, watching: asyncio.Future[Outcome]) -> Outcome:
         """The log's own reason where it gives one in time, else what the client saw; with level and limit."""
         limit = self.got.facts.max_running_requests if self.got.facts else None
         where = f"at {concurrency} concurrent requests"
@@ -289,9 +317,8 @@ class _Trial:
         died = await _last_words(watching)
         if died is not None:
             return replace(died, detail=f"{where}: {died.detail}")
-        assert result.failure is not None
-        kind = OutcomeKind.HUNG if result.failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
-        return Outcome(kind, result.failure.cause, Phase.MEASURE, f"{where}: {result.failure.detail}")
+        kind = OutcomeKind.HUNG if failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY
+        return Outcome(kind, failure.cause, Phase.MEASURE, f"{where}: {failure.detail}")
 
     def _close(self, server: Server) -> None:
         """What is known only after the end: the whole log's facts, and what did not come back."""
@@ -322,10 +349,10 @@ class _Trial:
         score = objective.score(self._experiment, got.measurements)
         complete = got.outcome.kind is OutcomeKind.COMPLETE
         void = [item for item in got.measurements if not item.valid]
-        if complete and score is None and void:
-            got.outcome = Outcome(
-                OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, void[0].warnings[0]
-            )
+        if complete and score is None:
+            metric = self._experiment.objective.metric
+            why = void[0].warnings[0] if void else f"no {metric} in the deciding level; raise workload.min_window_s"
+            got.outcome = Outcome(OutcomeKind.INFRASTRUCTURE, Cause.MEASUREMENT_VOID, Phase.MEASURE, why)
         outcome = replace(
             got.outcome,
             detail=redact_text(got.outcome.detail, self._secrets),
@@ -363,8 +390,7 @@ def _lines(server: Server) -> list[str]:
 
 
 def _garbage(result: LevelResult) -> str | None:
-    """What is wrong with the replies themselves; fast garbage must never win. A model of random weights repeats
-    itself, so repetition alone is only worth the warning that the measurement carries."""
+    """What is wrong with the replies' token counts; their text is looked at by the probe."""
     wrong = result.requests_empty + result.requests_miscounted
     if wrong <= MAX_GARBAGE_SHARE * result.requests_finished:
         return None
