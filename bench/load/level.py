@@ -311,6 +311,7 @@ class _Level:
                 change = abs(rates[place:].mean() / rates[:place].mean() - 1)
                 if change > RESTART_CHANGE:  # it was not steady yet: what came before the change is warm-up
                     self.window_ns += round(widths_s[:place].sum() / self.job.scale * 1e9)
+                    self.before = await self._read_counters()
                     restarts += 1
                     asked_s = 0.0
                     continue
