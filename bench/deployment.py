@@ -106,7 +106,8 @@ def unit(best: Best, experiment: Experiment, script: Path, text: str, *, host: s
         "Use: copy to /etc/systemd/system/, add User= (the account that the engine is installed for), then",
         "systemctl enable --now server. The path of launch.sh below is where this file was written.",
     ]
-    executable = str(script).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    # systemd takes no special characters in the path of an executable; in an argument it takes them escaped.
+    path = str(script).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     lines = [
         "[Unit]",
         f"Description={experiment.model.name.replace('%', '%%')}, for {requests(best.level)}",
@@ -116,7 +117,7 @@ def unit(best: Best, experiment: Experiment, script: Path, text: str, *, host: s
         "[Service]",
         f"Environment=HOST={host} PORT={DEFAULT_PORT}",
         *([f"# It has to set {', '.join(secrets)}.", "EnvironmentFile=/etc/server.env"] if secrets else []),
-        f'ExecStart="{executable}"',
+        f'ExecStart=/usr/bin/env bash "{path}"',
         "Restart=on-failure",
         f"RestartSec={RESTART_DELAY_S}",
         "KillMode=mixed",
