@@ -314,7 +314,7 @@ class _Trial:
         where = f"at {concurrency} concurrent requests"
         if limit is not None:
             where += f" (the server's limit is {limit} running)"
-        died = await _last_words(watching)
+        died = await _last_words(watching) if failure.cause is not Cause.GARBAGE_OUTPUT else None
         if died is not None:
             return replace(died, detail=f"{where}: {died.detail}")
         kind = OutcomeKind.HUNG if failure.cause is Cause.SERVING_HANG else OutcomeKind.UNHEALTHY

@@ -176,7 +176,7 @@ class Server:
         guard = Guard(path, launch_id)
         try:
             process = _spawn(command.argv, {**environment, LAUNCH_ID_VARIABLE: launch_id}, log)
-        except OSError:
+        except BaseException:  # also an argument that no process can have (ValueError: embedded null byte)
             path.unlink()
             guard.release()
             raise

@@ -206,6 +206,13 @@ async def test_a_program_that_does_not_exist_is_said_so(pad: Launchpad) -> None:
     assert not (pad.folder / "launch.json").exists()
 
 
+async def test_an_argument_that_no_process_can_have_leaves_nothing(pad: Launchpad) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        await pad.start(arguments=("a\0b",))
+    assert not list(pad.folder.glob("launch.json"))
+    assert not pad.family().find()
+
+
 @pytest.mark.parametrize("writes_that_work", [0, 1], ids=["before the server starts", "after it has started"])
 async def test_a_full_disk_at_launch_is_said_so_and_leaves_nothing(
     pad: Launchpad, monkeypatch: pytest.MonkeyPatch, writes_that_work: int
