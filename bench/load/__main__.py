@@ -22,10 +22,10 @@ from rich.console import Console
 
 from bench.engines.protocol import ServerCounters
 from bench.experiment import PromptSpec, WorkloadSpec
-from bench.load import prompts, report, thresholds
+from bench.load import prompts, report, thresholds, traces
 from bench.load.driver import Job
 from bench.load.level import LevelResult, Progress, measure_pattern
-from bench.load.patterns import BATCH, CLOSED, OPEN, Pattern
+from bench.load.patterns import BATCH, CLOSED, RATED, TRACE, Pattern
 from bench.load.target import ROUTES, Target
 
 THRESHOLD_MISSED = 99
@@ -76,7 +76,7 @@ def _run(work: Coroutine[Any, Any, tuple[Job, LevelResult]]) -> tuple[Job, Level
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.load",
-        usage="python -m bench.load --url URL [--concurrency N | --rate R | --requests N] [options]",
+        usage="python -m bench.load --url URL [--concurrency N | --rate R | --requests N | --trace FILE] [options]",
         description="Measure a running server: SGLang, or any other with the OpenAI routes.",
         epilog="Exit codes: 0 measured, 1 failed or void, 2 bad arguments, 99 a threshold was not met.",
     )
@@ -87,12 +87,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--header", action="append", default=[], metavar="NAME: VALUE", help="more request headers")
     load = parser.add_argument_group("load")
     add = load.add_argument
-    add("--pattern", choices=(CLOSED, *OPEN, BATCH), help="default: closed; poisson with --rate; batch with --requests")
+    add(
+        "--pattern", choices=(CLOSED, *RATED, BATCH), help="default: closed; poisson with --rate; batch with --requests"
+    )
     add("--concurrency", type=int, help="requests in flight (closed, batch)")
     add("--rate", type=float, help="requests per second, whatever the server does (poisson, gamma, constant)")
     add("--burstiness", type=float, default=1.0, help="of gamma: 1 is Poisson, less is burstier")
+    add("--trace", metavar="FILE", help="send what was recorded: Mooncake's JSON lines or BurstGPT's CSV")
+    add("--trace-speed", type=float, default=1.0, help="2 sends it twice as fast")
     add("--ramp", type=float, default=0.0, metavar="SECONDS", help="the rate grows from zero for so long")
-    add("--requests", type=int, help="of a batch")
+    add("--requests", type=int, help="of a batch; of a trace, the first so many")
     add("--processes", type=int, default=1, help="that send (one does 100,000 chunks/s)")
     add("--seed", type=int, default=0)
     prompt = parser.add_argument_group("prompts")
@@ -175,10 +179,19 @@ def _pattern(options: argparse.Namespace) -> Pattern:
     if kind is None:
         kind = "poisson" if options.rate is not None else BATCH if options.requests is not None else CLOSED
     concurrency = options.concurrency
-    if kind in OPEN and concurrency is not None:
+    if options.trace is not None:
+        if options.rate is not None or concurrency is not None or options.pattern is not None:
+            raise ValueError(
+                "--pattern, --rate and --concurrency do not go with --trace, which says when requests are sent"
+            )
+        if options.trace_speed <= 0:
+            raise ValueError(f"--trace-speed {options.trace_speed}: expected more than 0")
+        trace = traces.read(options.trace, speed=options.trace_speed, limit=options.requests)
+        return Pattern(TRACE, trace=trace)
+    if kind in RATED and concurrency is not None:
         raise ValueError("--concurrency goes with closed and batch; an open loop has a --rate and no limit")
-    if kind not in OPEN and options.rate is not None:
-        raise ValueError(f"--rate goes with {', '.join(OPEN)}, not with {kind}")
+    if kind not in RATED and options.rate is not None:
+        raise ValueError(f"--rate goes with {', '.join(RATED)}, not with {kind}")
     if kind != BATCH and options.requests is not None:
         raise ValueError(f"--requests goes with batch, not with {kind}")
     if kind == BATCH and concurrency is None and options.requests:

@@ -69,6 +69,7 @@ class Client:
     chunks: array[int] = field(default_factory=lambda: array("q"))
     idle: list[Connection] = field(default_factory=list)
     last_read_ns: int = 0
+    in_flight: int = 0
     kernel_stamps: bool = False
 
     def __post_init__(self) -> None:
@@ -81,10 +82,6 @@ class Client:
         self._poller = _Poller()
         self._loop.add_reader(self._poller.fileno(), self._on_ready)
         self._address: tuple[int, tuple[object, ...]] | None = None
-
-    @property
-    def in_flight(self) -> int:
-        return sum(connection.stream is not None for connection in self._connections.values())
 
     async def connect(self, count: int) -> None:
         """Open connections and put them on ``idle``.
@@ -125,6 +122,9 @@ class Client:
     def send(self, connection: Connection, stream: Stream) -> None:
         """Write a request; ``stream.sent_ns`` is the time just before the write that took its last byte."""
         connection.stream = stream
+        self.in_flight += 1
+        if self.in_flight == 1:
+            self.last_read_ns = time.time_ns()  # silence counts from here: nothing was to be read before
         self._write(connection, memoryview(stream.request))
 
     def _write(self, connection: Connection, data: memoryview) -> None:
@@ -225,6 +225,7 @@ class Client:
         self._ended.append(stream)
         self._chunked.pop(connection.fd, None)
         connection.stream = None
+        self.in_flight -= 1
         connection.served += 1
         if stream.keep_alive:
             self.on_end(stream, connection)
@@ -244,6 +245,7 @@ class Client:
         stream, connection.stream = connection.stream, None
         self._drop(connection)
         if stream is not None:
+            self.in_flight -= 1
             stream.error = error
             stream.unanswered = connection.served > 0 and stream.status is None
             stream.ended = True

@@ -47,8 +47,9 @@ class Job:
     shards: int = 1
 
     def prompts(self) -> PromptSet:
-        level = self.pattern.concurrency or f"{self.pattern.rate_per_s:g}/s"
-        return PromptSet(self.workload, seed=self.seed, level=level, salt=self.salt)
+        pattern = self.pattern
+        level = pattern.concurrency or (f"{pattern.rate_per_s:g}/s" if pattern.rate_per_s else pattern.kind)
+        return PromptSet(self.workload, seed=self.seed, level=level, salt=self.salt, trace=pattern.trace)
 
 
 @dataclass(frozen=True)
@@ -292,9 +293,10 @@ class Driver:
                 self._spawn(self._open_and_send(stream))
             if len(self._client.idle) + self._opening < self._spare():
                 self._spawn(self._open_spare())
+        self._paused = True  # a trace has an end
 
     def _spare(self) -> int:
-        per_wall_s = (self._pattern.rate_per_s or 0.0) * self.job.scale / self.job.shards
+        per_wall_s = self._pattern.mean_rate_per_s * self.job.scale / self.job.shards
         return min(_MAX_SPARE, max(_MIN_SPARE, math.ceil(per_wall_s * _SPARE_S)))
 
     async def _open_spare(self) -> None:

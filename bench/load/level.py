@@ -18,7 +18,7 @@ from bench.load.driver import Driver, Harvest, Job, collector_off
 from bench.load.evaluation import evaluate, steady_batch
 from bench.load.evidence import Counted, Evidence
 from bench.load.measurement import Interval, Measurement
-from bench.load.patterns import BATCH, CLOSED, Pattern
+from bench.load.patterns import BATCH, CLOSED, TRACE, Pattern
 from bench.load.shards import RemoteDriver
 from bench.load.stream import Stream
 from bench.load.target import Target
@@ -211,8 +211,8 @@ class _Level:
         try:
             await self._connect()
             await asyncio.gather(*(driver.start() for driver in self.drivers))
-            if job.pattern.kind == BATCH:
-                await self._batch()
+            if job.pattern.kind in (BATCH, TRACE):
+                await self._whole()
             else:
                 await self._warm_up()
                 await self._window()
@@ -321,8 +321,8 @@ class _Level:
         if restarts:
             self.warnings.append(f"the throughput jumped {restarts} times inside the window, which was begun anew")
 
-    async def _batch(self) -> None:
-        """Let all requests of a batch run; the window is where most of them ran at once."""
+    async def _whole(self) -> None:
+        """Let all requests of a batch or a trace run."""
         await self._open_window()
         limit_ns = self.job.workload.max_window_s / self.job.scale * 1e9
         while True:
@@ -335,7 +335,7 @@ class _Level:
             if all(harvest.exhausted for harvest in self.harvests):
                 break
             if now_ns - self.began_ns > limit_ns:
-                self.warnings.append("the batch was ended by max_window_s before its last request")
+                self.warnings.append(f"the {self.job.pattern.kind} was ended by max_window_s before its last request")
                 break
         await self._close_window()
 
@@ -473,6 +473,8 @@ class _Level:
             start_ns, end_ns = steady_batch(streams)
             if end_ns > start_ns:
                 self.window_ns, self.end_ns = start_ns, end_ns
+        if self.job.pattern.kind == TRACE:
+            self.window_ns = self.began_ns
         start_ns = self.window_ns or self.began_ns
         measured = self.window_ns and self.end_ns > self.window_ns
         return LevelResult(

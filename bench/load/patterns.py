@@ -6,10 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-CLOSED, BATCH = "closed", "batch"
-OPEN = ("poisson", "gamma", "constant")
+from bench.load.traces import Arrival
+
+CLOSED, BATCH, TRACE = "closed", "batch", "trace"
+RATED = ("poisson", "gamma", "constant")
+OPEN = (*RATED, TRACE)
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Pattern:
     Attributes:
         kind: ``closed`` keeps ``concurrency`` requests in flight; ``poisson``, ``gamma`` and ``constant`` send
             ``rate_per_s`` whatever the server does; ``batch`` sends ``requests``, ``concurrency`` at a time, and ends
-            with the last of them.
+            with the last of them; ``trace`` sends what was recorded, when it was.
         burstiness: shape of the gamma distribution of gaps: 1 is Poisson, less is burstier, more is more even.
         ramp_s: an open loop's rate grows from zero for so long.
     """
@@ -30,9 +33,13 @@ class Pattern:
     burstiness: float = 1.0
     requests: int | None = None
     ramp_s: float = 0.0
+    trace: tuple[Arrival, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind in OPEN:
+        if self.kind == TRACE:
+            if not self.trace:
+                raise ValueError("pattern trace needs a trace")
+        elif self.kind in RATED:
             if not self.rate_per_s or self.rate_per_s <= 0:
                 raise ValueError(f"pattern {self.kind} needs a rate above 0, got {self.rate_per_s}")
             if self.burstiness <= 0:
@@ -49,6 +56,13 @@ class Pattern:
     def is_open(self) -> bool:
         return self.kind in OPEN
 
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Of an open loop."""
+        if self.trace:
+            return len(self.trace) / max(self.trace[-1].due_s, 1e-3)
+        return self.rate_per_s or 0.0
+
     def share(self, shard: int, shards: int) -> Pattern:
         """The part of it that one of several processes does (an open loop's schedule is dealt out instead)."""
         if self.concurrency is None:
@@ -61,6 +75,9 @@ class Pattern:
         """Seconds from the start at which an open loop's requests are due. The n-th is the sum of n gaps: whatever
         happens to one request, the next is due when it was.
         """
+        if self.kind == TRACE:
+            yield from (arrival.due_s for arrival in self.trace)
+            return
         assert self.rate_per_s is not None
         rng = random.Random(f"arrivals/{seed}")
         rate, shape = self.rate_per_s, self.burstiness

@@ -14,9 +14,11 @@ from typing import Any
 import orjson
 
 from bench.experiment import PromptSpec, WorkloadSpec
+from bench.load.traces import Arrival
 
 KINDS = ("text", "random_ids", "jsonl", "sharegpt", "shared_prefix")
 CHARACTERS_PER_TOKEN = 4.0  # usual for English text and code; the server's own prompt_tokens is what is recorded
+BLOCK_TOKENS = 512  # of Mooncake's hash_ids
 _HASHED = 64
 _TASKS = (
     "Summarise the notes below in your own words, then answer what you would check first.",
@@ -49,16 +51,20 @@ class PromptSet:
         workload: whose prompts and output lengths.
         level: of load; another level gets other prompts, so that the prefix cache knows none of them.
         salt: anything else that shall change the set, e.g. the number of a repeat.
+        trace: gives the lengths, and which prefixes are shared, for prompts that are made here.
 
     Raises:
         ValueError: for an unknown kind, a missing path or vocabulary, or a file without prompts.
     """
 
-    def __init__(self, workload: WorkloadSpec, *, seed: int, level: int | str = "", salt: str = "") -> None:
+    def __init__(
+        self, workload: WorkloadSpec, *, seed: int, level: int | str = "", salt: str = "", trace: Sequence[Arrival] = ()
+    ) -> None:
         self.spec = workload.prompts
         self._workload = workload
         self._name = f"{seed}/{level}/{salt}"
         self._records = _records(self.spec)
+        self._trace = trace
         self._start = random.Random(self._name).randrange(len(self._records)) if self._records else 0
         self._prefix = ""
         if self.spec.kind == "shared_prefix":
@@ -83,11 +89,27 @@ class PromptSet:
                 record.ids,
                 record.messages,
             )
+        if self._trace:
+            return self._recorded(rng, self._trace[index % len(self._trace)])
         input_tokens = _around(rng, spec.input_tokens, spec.input_tokens_spread)
         if spec.kind == "random_ids":
             return Prompt(output_tokens, ids=_ids(rng, input_tokens, spec.vocabulary_size or 0))
         characters = round(input_tokens * CHARACTERS_PER_TOKEN) - len(self._prefix)
         return Prompt(output_tokens, self._prefix + _text(rng, max(characters, 1)))
+
+    def _recorded(self, rng: random.Random, arrival: Arrival) -> Prompt:
+        """As long as it was, and with the blocks that it shared with others."""
+        if self.spec.kind == "random_ids":
+            return Prompt(arrival.output_tokens, ids=_ids(rng, arrival.input_tokens, self.spec.vocabulary_size or 0))
+        characters = round(arrival.input_tokens * CHARACTERS_PER_TOKEN)
+        blocks = (
+            _text(random.Random(f"{self._name}/block/{block}"), round(BLOCK_TOKENS * CHARACTERS_PER_TOKEN))
+            for block in arrival.blocks
+        )
+        text = "".join(blocks)[:characters]
+        if len(text) < characters:
+            text += _text(rng, characters - len(text))
+        return Prompt(arrival.output_tokens, text)
 
     @property
     def hash(self) -> str:

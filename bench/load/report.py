@@ -95,7 +95,7 @@ def plain(job: Job, result: LevelResult, slos: Sequence[Threshold], thresholds: 
     report: dict[str, Any] = {
         "schema_version": 1,
         "target": {"base_url": job.target.base_url, "route": job.target.route, "model": job.target.model},
-        "pattern": to_plain(job.pattern),
+        "pattern": {**to_plain(job.pattern), "trace": len(job.pattern.trace)},
         "workload": to_plain(job.workload),
         "processes": job.shards,
         "failure": to_plain(result.failure),
@@ -164,10 +164,8 @@ def show(console: Console, result: LevelResult, slos: Sequence[Threshold], thres
         console.print(f"[red]failed[/]: {result.failure.cause}: {result.failure.detail}", **_PLAIN)
     if got is None:
         return
-    rate = got.output_tok_per_s
-    load = (
-        f"{got.concurrency} in flight" if got.request_rate_per_s is None else f"{got.request_rate_per_s:g} requests/s"
-    )
+    rate, asked = got.output_tok_per_s, got.request_rate_per_s
+    load = f"{asked:g} requests/s" if asked is not None else f"{got.concurrency or got.in_flight_mean:.4g} in flight"
     console.print(
         f"[bold]{got.pattern}[/], {load}: window {got.window_s:.1f} s after {got.warmup_s:.1f} s of warm-up, "
         f"seed {got.seed}, prompts {got.prompts_hash}",

@@ -68,6 +68,21 @@ async def test_an_open_loop_reports_what_it_really_sent(tmp_path: Path) -> None:
     assert report["ttft_sched_s"]["count"] > 0
 
 
+async def test_a_trace_is_sent_as_it_was_recorded(tmp_path: Path) -> None:
+    trace, found = tmp_path / "trace.jsonl", tmp_path / "level.json"
+    rows = [{"timestamp": 40 * number, "input_length": 9, "output_length": 2 + number % 3} for number in range(12)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    table = tmp_path / "requests.parquet"
+    await run("--trace", str(trace), "--json", str(found), "--parquet", str(table), "--max-window", "9")
+    report = json.loads(found.read_text())
+    assert report["requests_all"] == {"ok": 12, "failed": 0, "aborted": 0}
+    assert report["ttft_sched_s"]["count"] == 12
+    sent = pyarrow.parquet.read_table(table).to_pylist()
+    assert [row["output_tokens"] for row in sent] == [2 + number % 3 for number in range(12)]
+    due = [row["scheduled_s"] - sent[0]["scheduled_s"] for row in sent]
+    assert due == pytest.approx([0.04 * number for number in range(12)], abs=1e-6)
+
+
 def test_a_server_that_is_not_there_is_a_failed_level(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--url", "http://127.0.0.1:9", "--concurrency", "1"]) == 1
     assert "could not connect" in capsys.readouterr().out
@@ -82,6 +97,8 @@ def test_a_server_that_is_not_there_is_a_failed_level(capsys: pytest.CaptureFixt
         (["--rate", "3", "--concurrency", "4"], "no limit"),
         (["--concurrency", "2", "--requests", "5", "--pattern", "closed"], "--requests goes with batch"),
         (["--concurrency", "2", "--processes", "3"], "more than the concurrency"),
+        (["--trace", "/nowhere"], "No such file"),
+        (["--trace", "/nowhere", "--rate", "3"], "do not go with --trace"),
         (["--concurrency", "2", "--output-tokens", "0"], "--output-tokens 0"),
         (["--concurrency", "2", "--prompts", "random_ids"], "vocabulary_size"),
         (["--concurrency", "2", "--prompts", "jsonl", "--path", "/nowhere"], "No such file"),
