@@ -185,6 +185,7 @@ class SearchSpec:
 
     Attributes:
         trials: launches at most, the baseline among them; hours: wall-clock at most (None: no limit).
+        sampler: ``pool`` (our own, led by the forecast) or Optuna's ``tpe``, ``gp``, ``random``.
         forecast: ``off``, ``advise`` (record it, launch anyway) or ``prune`` (do not launch what cannot fit).
         finalists: how many are measured again beside the baseline; finalist_rounds: how often, in turns.
         max_same_failures: the sweep stops after this many launches in a row that died of one cause.
@@ -194,7 +195,7 @@ class SearchSpec:
     trials: int = 20
     hours: float | None = None
     seed: int = 0
-    sampler: str = "tpe"
+    sampler: str = "pool"
     forecast: str = "prune"
     prune: bool = True
     finalists: int = 2

@@ -31,7 +31,7 @@ TOP_LEVEL = ("name", "run", "results_dir", *SECTIONS)
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "engine.name": ("sglang", "simulator"),
     "search.forecast": ("off", "advise", "prune"),
-    "search.sampler": ("tpe", "gp", "random"),
+    "search.sampler": ("pool", "tpe", "gp", "random"),
     "workload.prompts.kind": ("text", "random_ids", "jsonl", "sharegpt", "shared_prefix"),
 }
 PARAMETER_KEYS = [item.name for item in dataclasses.fields(Parameter) if item.name != "name"]

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from bench.faults import LogReader
@@ -46,7 +47,7 @@ class ServerConfig:
     rewrites: tuple[str, ...] = field(default=(), compare=False)
     implied: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Twelve hex digits, equal for equal configurations, over runs and machines."""
         text = json.dumps([self.flags, self.env], sort_keys=True)
@@ -108,6 +109,29 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class DecodeDemand:
+    """What one decode step asks of the card, from the model's shape and the flags alone: nothing here was timed.
+
+    Attributes:
+        step_bytes: read whatever the batch: weights, those of a draft model once for each draft step.
+        request_bytes: moved for each running request (states of linear attention).
+        token_bytes: read for each token of its context (keys and values).
+        token_flops: for each token that is computed.
+        step_tokens: computed for each request (more than one where draft tokens are verified).
+        depth: tokens that a step may yield beyond the first.
+        graph_requests: running requests up to which a step is a captured graph.
+    """
+
+    step_bytes: float
+    request_bytes: float
+    token_bytes: float
+    token_flops: float
+    step_tokens: int = 1
+    depth: int = 0
+    graph_requests: int = 0
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What is known of a configuration before it is launched.
 
@@ -117,6 +141,7 @@ class Forecast:
         split_bytes: memory by use (weights, draft_weights, kv_pool, draft_kv_pool, state_cache, draft_state, graphs,
             activations, slack).
         reasons: one sentence each, naming the flags.
+        demand: of a decode step, None where the engine does not tell.
     """
 
     verdict: str
@@ -127,6 +152,7 @@ class Forecast:
     max_running_requests: int | None = None
     host_bytes: float | None = None
     split_bytes: tuple[tuple[str, float], ...] = ()
+    demand: DecodeDemand | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +220,9 @@ class Engine(Protocol):
 
     def forecast(self, config: ServerConfig, calibration: Calibration) -> Forecast:
         """Forecast memory and effective limits."""
+
+    def calibrated(self, calibration: Calibration, facts: LaunchFacts) -> Calibration:
+        """What is known of this host after one more launch."""
 
     def command(self, config: ServerConfig, *, port: int, served_model_name: str) -> Command:
         """The command that launches it on the loopback address."""

@@ -29,6 +29,7 @@ from bench.words import closest, listed
 KINDS = ("int", "float", "categorical", "flag")
 SIGNIFICANT_DIGITS = 12  # of a float on a grid: 0.7 + 3 * 0.05 is written 0.85
 MAX_EXACT = 200_000  # combinations that are counted one by one where constraints ask for it
+MAX_OTHER_VALUES = 16  # of one parameter that a point's neighbours have
 SAMPLES_PER_DRAW = 200  # random points tried for one that meets the constraints
 
 Key: TypeAlias = tuple[str | int, ...]
@@ -212,6 +213,22 @@ class Space:
                 if not self.violated(candidate):
                     yield candidate
                     break
+
+    def neighbours(self, candidate: Candidate, *, seed: int) -> Iterator[Candidate]:
+        """Points that differ from this one in one parameter; those that come to exist with it are drawn at random."""
+        generator = random.Random(seed)
+        before = {**dict.fromkeys((item.name for item in self.parameters), None), **candidate.values}
+        for changed in self.parameters:
+            for value in _others(changed, before[changed.name], generator):
+                values: dict[str, Value | None] = {}
+                for parameter in self.parameters:
+                    if not self._active(parameter, values):
+                        continue
+                    kept = value if parameter is changed else before[parameter.name]
+                    values[parameter.name] = kept if _within(parameter, kept) else _random(parameter, generator)
+                neighbour = _candidate(values)
+                if values.get(changed.name) == value and not self.violated(neighbour):
+                    yield neighbour
 
     def _draw(self, generator: random.Random) -> Candidate:
         values: dict[str, Value | None] = {}
@@ -478,6 +495,16 @@ def _random(parameter: Parameter, generator: random.Random) -> Value | None:
     if size is None:
         return _rounded(parameter, generator.uniform(low, high))
     return next(itertools.islice(_grid(parameter), generator.randrange(size), None))
+
+
+def _others(parameter: Parameter, value: Value | None, generator: random.Random) -> list[Value | None]:
+    """Other values of a parameter: all, or some where it has many."""
+    size = _grid_size(parameter)
+    if size is not None and size <= MAX_OTHER_VALUES:
+        found: list[Value | None] = list(_grid(parameter))
+    else:
+        found = [_random(parameter, generator) for _ in range(MAX_OTHER_VALUES)]
+    return [item for item in found if item != value]
 
 
 def _rounded(parameter: Parameter, value: float) -> Value:

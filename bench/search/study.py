@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -25,6 +25,7 @@ from bench.experiment import Experiment
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
 from bench.records import RunFolder, TrialRecord
 from bench.search import feasibility, objective
+from bench.search.pool import Pool
 from bench.search.space import Space
 
 # Asks that may give nothing new before the space is taken for exhausted. TPE repeats itself near the end of a small
@@ -79,6 +80,8 @@ class Study:
         self._study = _create(folder.journal, experiment, len(records))
         self._queue = deque([("baseline", Candidate(dict(experiment.space.baseline))), *interrupted])
         self._queue.extend(("recipe", Candidate(dict(recipe))) for recipe in experiment.space.recipes)
+        seed = experiment.search.seed + len(records)  # a resumed search must not draw the same points again
+        self._pool = Pool(experiment, engine, space, seed) if experiment.search.sampler == "pool" else None
         for record in records:
             self._remember(record)
             if record.optuna_number is not None:
@@ -111,6 +114,9 @@ class Study:
             proposal = self._propose(role, candidate, self._open(candidate))
             if proposal is not None:
                 return proposal
+        if self._pool is not None:
+            chosen = self._pool.choose(self.records, self._seen, self.calibration)
+            return self._propose("search", chosen, self._open(chosen)) if chosen is not None else None
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
             candidate = self._space.suggest(trial)
@@ -220,24 +226,12 @@ class Study:
         self.records.append(record)
         if record.outcome.counts:
             self._seen.setdefault(record.config.key, record.number)
-        self.calibration = calibrated(self.calibration, record)
+        if record.facts is not None:
+            self.calibration = self._engine.calibrated(self.calibration, record.facts)
 
 
 def launched(record: TrialRecord) -> bool:
     return record.outcome.phase is not Phase.FORECAST
-
-
-def calibrated(calibration: Calibration, record: TrialRecord) -> Calibration:
-    """What is known of this host after one more launch; a simulated launch calibrates simulated ones, as it should."""
-    facts = record.facts
-    if facts is None:
-        return calibration
-    return replace(
-        calibration,
-        available_bytes=facts.available_bytes or calibration.available_bytes,
-        weight_bytes=facts.weight_bytes or calibration.weight_bytes,
-        draft_weight_bytes=facts.draft_weight_bytes or calibration.draft_weight_bytes,
-    )
 
 
 def constraints(record: TrialRecord, experiment: Experiment) -> dict[str, float]:

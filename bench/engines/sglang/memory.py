@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from bench.engines.protocol import Calibration, Forecast, LaunchFacts, Value
+from bench.engines.protocol import Calibration, DecodeDemand, Forecast, LaunchFacts, Value
 from bench.engines.sglang.memory_plan import (
     HOST_RESERVE_BYTES,
     INIT_BYTES,
@@ -75,6 +75,30 @@ def forecast(
         max_running_requests=plan.max_running_requests if sized else None,
         host_bytes=plan.host_bytes or None,
         split_bytes=_split(plan, shape, host),
+        demand=decode_demand(plan, shape),
+    )
+
+
+def decode_demand(plan: Plan, shape: ModelShape) -> DecodeDemand:
+    """What a decode step asks of the card, counted from shapes.
+
+    A verify step reads a request's state and writes one for each token that it verifies (sglang
+    hybrid_linear_attn_backend), unless ReplaySSM keeps only what it takes to redo them.
+    """
+    settings = plan.settings
+    draft = shape.draft if settings.has_draft_model else None
+    tokens = settings.draft_tokens if settings.speculative else 1
+    state = shape.state_bytes(settings.ssm_dtype) if shape.linear_layers else 0
+    depth = tokens - 1 if settings.algorithm in ("NGRAM", "DFLASH") else min(settings.steps, tokens - 1)
+    graphs = [size for item in plan.graphs if item.kind == "target" for size in item.batch_sizes]
+    return DecodeDemand(
+        step_bytes=shape.dense_bytes + shape.expert_bytes + (settings.steps * draft.step_bytes if draft else 0.0),
+        request_bytes=state * (2 if tokens == 1 or settings.replay_ssm else 1 + tokens),
+        token_bytes=shape.kv_bytes_per_token(settings.kv_cache_dtype),
+        token_flops=2 * shape.active_parameters,
+        step_tokens=tokens,
+        depth=depth,
+        graph_requests=max(graphs, default=0),
     )
 
 

@@ -1,0 +1,307 @@
+"""Pool: candidates that are cheap to forecast and dear to launch, ranked by what a launch of each promises.
+
+A candidate costs half a millisecond to write in canonical form and to forecast, and minutes to launch. So thousands
+are drawn, and the one with the largest expected improvement is launched: expected by a surrogate over what was
+measured, whose prior mean is the roofline of the forecast.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
+from bench.experiment import Experiment
+from bench.outcome import Cause, OutcomeKind
+from bench.records import TrialRecord
+from bench.search import feasibility, objective
+from bench.search.roofline import Roofline, accepted_share, roofline
+from bench.search.space import Space
+from bench.search.surrogate import Array, Encoding, Surrogate, distances, expected_improvement, success_chance
+
+DRAWN = 1500  # random points at the start; a space of no more points is taken whole
+ASCENTS = 3  # rounds of neighbours of the most promising, at the start
+PARENTS = (3, 1)  # whose neighbours join in each round, of the start and later
+LOG_RANGE = 8.0  # a parameter whose values span at least this factor is taken logarithmically
+LEAST_NOISE = 0.01  # relative; launches of one configuration differ by more than their windows tell
+# Chance that a launch succeeds, by the forecast's verdict, before any launch has shown it.
+SUCCESS = {"fits": 0.95, "edge": 0.6, "does_not_fit": 0.02, "refused": 0.02}
+PHYSICAL_NUMBERS, PHYSICAL_CODES = 5, 2
+GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
+REGIME_GAP = 6.0  # how much more than one parameter it says about success, whether a server is filled to its limit
+
+
+@dataclass
+class _Entry:
+    candidate: Candidate
+    config: ServerConfig
+    forecast: Forecast | None = None
+    roofline: Roofline | None = None
+
+
+class Pool:
+    """Candidates of one study.
+
+    Args:
+        seed: of what is drawn.
+    """
+
+    def __init__(self, experiment: Experiment, engine: Engine, space: Space, seed: int) -> None:
+        self._experiment = experiment
+        self._engine = engine
+        self._space = space
+        self._seed = seed
+        self._entries: dict[str, _Entry] = {}
+        self._known = (Calibration(), 0.0)
+        self._expanded: set[str] = set()
+
+    def choose(self, records: Sequence[TrialRecord], seen: Iterable[str], calibration: Calibration) -> Candidate | None:
+        """The most promising candidate that was not seen; None when the pool holds no other.
+
+        Args:
+            records: of the search so far.
+            seen: keys of configurations that must not be launched again.
+        """
+        rounds = 1
+        if not self._entries:
+            self._draw()
+            rounds = ASCENTS
+        done = set(seen)
+        self._foresee(calibration, accepted_share(records))
+        ranked = self._ranked(records, done)
+        for _ in range(rounds):
+            if not self._expand(records, ranked, PARENTS[rounds == 1]):
+                break
+            self._foresee(calibration, accepted_share(records))
+            ranked = self._ranked(records, done)
+        for entry in ranked:
+            if feasibility.dominating(entry.candidate, records, self._experiment.space) is None:
+                return entry.candidate
+        return None
+
+    def _draw(self) -> None:
+        whole = self._space.size is not None and self._space.size <= 2 * DRAWN
+        self._add(self._space.enumerate() if whole else self._space.sample(DRAWN, seed=self._seed))
+        self._add(Candidate(dict(recipe)) for recipe in self._experiment.space.recipes)
+        self._columns = _Columns([entry.config for entry in self._entries.values()])
+
+    def _add(self, candidates: Iterable[Candidate]) -> bool:
+        before = len(self._entries)
+        for candidate in candidates:
+            try:
+                config = self._engine.canonical(candidate)
+            except RefusedError:
+                continue
+            if config.key not in self._entries and self._space.contains(candidate):
+                self._entries[config.key] = _Entry(candidate, config)
+        return len(self._entries) > before
+
+    def _expand(self, records: Sequence[TrialRecord], ranked: Sequence[_Entry], parents: int) -> bool:
+        """Take in the neighbours of the most promising and of the best measured."""
+        measured = sorted(
+            (record for record in records if record.value is not None and self._space.contains(record.candidate)),
+            key=lambda record: -_goodness(self._experiment, record.value or 0.0),
+        )
+        found = [(entry.config.key, entry.candidate) for entry in ranked[:parents]]
+        found += [(record.config.key, record.candidate) for record in measured[:parents]]
+        fresh = [(key, candidate) for key, candidate in dict(found).items() if key not in self._expanded]
+        self._expanded.update(key for key, _ in fresh)
+        return self._add(
+            itertools.chain.from_iterable(self._space.neighbours(item, seed=self._seed) for _, item in fresh)
+        )
+
+    def _foresee(self, calibration: Calibration, accepted: float) -> None:
+        """Forecast what is new, and all again once launches have taught something that matters."""
+        stale = _rounded(calibration) != _rounded(self._known[0])
+        if stale:
+            self._known = (calibration, accepted)
+        again = abs(accepted - self._known[1]) > 0.01
+        self._known = (self._known[0], accepted if again else self._known[1])
+        for entry in self._entries.values():
+            if stale or entry.forecast is None:
+                entry.forecast, entry.roofline = self._foreseen(entry.config)
+            elif again:
+                entry.roofline = self._roofline(entry.forecast)
+
+    def _foreseen(self, config: ServerConfig) -> tuple[Forecast, Roofline | None]:
+        if self._experiment.search.forecast == "off":
+            return Forecast("fits"), None
+        forecast = self._engine.forecast(config, self._known[0])
+        return forecast, self._roofline(forecast)
+
+    def _roofline(self, forecast: Forecast) -> Roofline | None:
+        experiment = self._experiment
+        level = objective.level(experiment)
+        return roofline(forecast, experiment.hardware, experiment.workload, level, self._known[1])
+
+    def _ranked(self, records: Sequence[TrialRecord], done: set[str]) -> list[_Entry]:
+        """Those that can be launched, most promising first."""
+        pruning = self._experiment.search.forecast == "prune"
+        entries = [
+            entry
+            for entry in self._entries.values()
+            if entry.config.key not in done
+            and entry.forecast is not None
+            and not (pruning and entry.forecast.verdict in ("does_not_fit", "refused"))
+        ]
+        if not entries:
+            return []
+        tried = [
+            (record, _Entry(record.candidate, record.config, *self._foreseen(record.config)))
+            for record in records
+            if record.outcome.counts and record.outcome.cause not in (Cause.FORECAST, Cause.DOMINATED)
+        ]
+        scores = self._scores(entries, tried)
+        return [entries[index] for index in np.argsort(-scores)]
+
+    def _scores(self, entries: Sequence[_Entry], tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
+        prior = np.array([_prior(entry) for entry in entries])
+        measured = [
+            (record, entry, score, _noise(record, self._experiment))
+            for record, entry in tried
+            if (score := objective.score(self._experiment, record.measurements)) is not None
+        ]
+        chance = self._success(entries, tried)
+        if not measured:
+            return prior + np.log(chance)
+        everything = [entry for _, entry, _, _ in measured]
+        seen, new = self._columns.encode(everything), self._columns.encode(entries)
+        seen_gaps, gaps = distances(seen, seen), distances(new, seen)
+        noise = np.array([deviation for *_, deviation in measured])
+        base = np.array([_prior(entry) for entry in everything])
+
+        meets, meets_seen = np.ones(len(entries)), np.array([record.outcome.kind in GOOD for record, *_ in measured])
+        for index in range(len(self._experiment.objective.limits)):
+            room = np.array([-math.log1p(min(max(score.excess[index][1], -0.99), 1e3)) for *_, score, _ in measured])
+            model = Surrogate(seen_gaps, seen.physical, room - base, noise * 3)
+            meets = meets * model.predict(gaps).chance_above(-prior)
+            meets_seen = meets_seen & (room >= 0)
+        values = np.array([_goodness(self._experiment, score.value) for *_, score, _ in measured])
+        model = Surrogate(seen_gaps, seen.physical, values - base, noise)
+        if not meets_seen.any():
+            return meets * chance
+        smoothed = (model.predict(seen_gaps).mean + base)[meets_seen]
+        return expected_improvement(model.predict(gaps).shifted(prior), float(smoothed.max())) * meets * chance
+
+    def _success(self, entries: Sequence[_Entry], tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
+        advise = self._experiment.search.forecast != "prune"
+        prior = np.array([_chance(entry, advise) for entry in entries])
+        if not tried:
+            return prior
+        seen = self._columns.encode([entry for _, entry in tried], regime_gap=REGIME_GAP)
+        new = self._columns.encode(entries, regime_gap=REGIME_GAP)
+        return success_chance(
+            distances(seen, seen),
+            distances(new, seen),
+            np.array([1.0 if record.outcome.kind in GOOD else 0.0 for record, _ in tried]),
+            np.array([_chance(entry, advise) for _, entry in tried]),
+            prior,
+        )
+
+
+class _Columns:
+    """How configurations are written as numbers: flags and variables, and what the forecast says of them."""
+
+    def __init__(self, configs: Sequence[ServerConfig]) -> None:
+        values: dict[str, set[Value]] = {}
+        for config in configs:
+            for name, value in _items(config).items():
+                values.setdefault(name, set()).add(value)
+        self._numbers: dict[str, tuple[float, float, bool]] = {}
+        self._codes: list[str] = []
+        for name, found in sorted(values.items()):
+            if all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in found):
+                low, high = min(map(float, found)), max(map(float, found))  # type: ignore[arg-type]
+                log = low > 0 and high / low >= LOG_RANGE
+                self._numbers[name] = (math.log(low), math.log(high), True) if log else (low, high, False)
+            else:
+                self._codes.append(name)
+        self._rows: dict[str, tuple[list[float], list[float]]] = {}
+
+    def encode(self, entries: Sequence[_Entry], regime_gap: float = 1.0) -> Encoding:
+        rows = [self._row(entry.config) for entry in entries]
+        numbers = [row[0] + _physics(entry) for row, entry in zip(rows, entries, strict=True)]
+        codes = [[*row[1], *_regime(entry)] for row, entry in zip(rows, entries, strict=True)]
+        gaps = np.ones(len(codes[0]))
+        gaps[-1] = regime_gap
+        flags, physical = len(self._numbers), PHYSICAL_NUMBERS
+        groups = np.repeat([0.0, 1.0, 0.0, 1.0], [flags, physical, len(self._codes), PHYSICAL_CODES])
+        return Encoding(np.array(numbers), np.array(codes), gaps, groups)
+
+    def _row(self, config: ServerConfig) -> tuple[list[float], list[float]]:
+        if config.key not in self._rows:
+            items = _items(config)
+            numbers = [self._number(name, items.get(name)) for name in self._numbers]
+            codes = [float(zlib.crc32(str(items[name]).encode())) if name in items else -1.0 for name in self._codes]
+            self._rows[config.key] = (numbers, codes)
+        return self._rows[config.key]
+
+    def _number(self, name: str, value: Value | None) -> float:
+        low, high, log = self._numbers[name]
+        if value is None or not isinstance(value, (int, float)):
+            return math.nan
+        return ((math.log(max(value, 1e-9)) if log else value) - low) / ((high - low) or 1.0)
+
+
+def _items(config: ServerConfig) -> Mapping[str, Value]:
+    flags = {name: str(value) if isinstance(value, list) else value for name, value in config.flags}
+    return {**flags, **dict(config.env)}
+
+
+def _physics(entry: _Entry) -> list[float]:
+    found = entry.roofline
+    if found is None:
+        return [0.0] * PHYSICAL_NUMBERS
+    return [
+        math.log(found.tok_per_s) / 3,
+        math.log(found.running) / 3,
+        found.step_tokens / 8,
+        found.depth / 5,
+        found.branches / 4,
+    ]
+
+
+def _regime(entry: _Entry) -> list[float]:
+    """Whether the batch is within what was captured; whether the server is filled to its limit, and speculates."""
+    found, verdict = entry.roofline, entry.forecast.verdict if entry.forecast else ""
+    if found is None:
+        return [0.0] * PHYSICAL_CODES
+    return [float(found.captured), 4.0 * (verdict == "edge") + 2.0 * found.saturated + (found.step_tokens > 1)]
+
+
+def _prior(entry: _Entry) -> float:
+    return math.log(entry.roofline.tok_per_s) if entry.roofline else 0.0
+
+
+def _chance(entry: _Entry, advise: bool) -> float:
+    return SUCCESS.get(entry.forecast.verdict, 0.9) if entry.forecast and not advise else SUCCESS["fits"]
+
+
+def _goodness(experiment: Experiment, value: float) -> float:
+    """Logarithm of the objective, larger is better."""
+    return math.log(max(value, 1e-12)) * (1 if objective.maximized(experiment.objective) else -1)
+
+
+def _noise(record: TrialRecord, experiment: Experiment) -> float:
+    """Relative standard deviation of a trial's value: half the half-width of its window's 95 % interval."""
+    for item in record.measurements:
+        if item.concurrency == objective.level(experiment) and item.valid:
+            return max(LEAST_NOISE, min(item.output_tok_per_s.relative_half_width / 2, 1.0))
+    return 1.0
+
+
+def _rounded(calibration: Calibration) -> tuple[object, ...]:
+    """To a quarter of a GiB (weights, which are many times as large as what is left, to a sixteenth): a smaller change
+    is not worth forecasting thousands of candidates again."""
+    sizes = (
+        (calibration.available_bytes, 1 << 26),
+        (calibration.weight_bytes, 1 << 26),
+        (calibration.draft_weight_bytes, 1 << 26),
+        (calibration.runtime_bytes, 1 << 28),
+    )
+    return tuple(None if size is None else round(size / unit) for size, unit in sizes)
