@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which nothing fitted, at low and at high memory fractions for opposite reasons."""
     return make_run(tmp_path_factory.mktemp("runs") / "toy" / "failed", trials=12, always_fail=True)
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on a real H200 that is kept with the documentation."""
+    kept = Path(__file__).parents[2] / "docs" / "runs" / "h200-mtp"
+    left_out = shutil.ignore_patterns("report", "picked")
+    return shutil.copytree(kept, tmp_path_factory.mktemp("runs") / "h200-mtp", ignore=left_out)
 
 
 @pytest.fixture(scope="session")

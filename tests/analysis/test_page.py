@@ -40,7 +40,7 @@ def shots(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["finished", "running", "failed", "single"])
+@pytest.mark.parametrize("name", ["finished", "running", "failed", "single", "committed"])
 @pytest.mark.parametrize(("label", "size"), [("desktop", DESKTOP), ("phone", PHONE)])
 async def test_the_page_opens_without_errors_or_requests(
     name: str,

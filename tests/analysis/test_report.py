@@ -49,6 +49,15 @@ def test_every_figure_is_on_the_page_and_beside_it(finished_page: Path) -> None:
         assert "<text" in (page.parent / f"{name}.svg").read_text(), "text has to stay text"
 
 
+def test_the_committed_run_says_that_nothing_was_found_and_that_the_host_drifted(committed: Path) -> None:
+    page = write_report(committed)
+    assert "nothing beats the baseline's 912 output tokens/s" in headline(page)
+    text = text_of(page)
+    assert "The baseline read 691 output tokens/s first (trial 0) and 912 output tokens/s when it was measured" in text
+    assert "early trials are not comparable with later ones" in text
+    assert "NVIDIA H200" in text
+
+
 def test_figures_say_themselves_what_is_not_real(finished_page: Path) -> None:
     folder = finished_page.parent
     for path in folder.glob("*.svg"):
