@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -157,14 +157,15 @@ def _passages() -> tuple[str, ...]:
     return tuple(passage.strip("\n") for text in texts for passage in text.split("%%\n"))
 
 
-def _records(spec: PromptSpec) -> list[Prompt]:
+@lru_cache(maxsize=2)  # such files are large, and each driver asks for them again
+def _records(spec: PromptSpec) -> tuple[Prompt, ...]:
     """Prompts of a file, empty for a kind that makes its own; ``output_tokens`` 0 where the file does not say."""
     if spec.kind not in KINDS:
         raise ValueError(f"prompts of kind {spec.kind!r}: expected one of {', '.join(KINDS)}")
     if spec.kind == "random_ids" and (spec.vocabulary_size or 0) < 16:
         raise ValueError("random ids need vocabulary_size (the model's config.json has it as vocab_size)")
     if spec.kind not in ("jsonl", "sharegpt"):
-        return []
+        return ()
     if spec.path is None:
         raise ValueError(f"prompts of kind {spec.kind} need a path")
     try:
@@ -180,7 +181,7 @@ def _records(spec: PromptSpec) -> list[Prompt]:
     records = [record for record in found if record is not None]
     if not records:
         raise ValueError(f"prompts in {spec.path}: none found")
-    return records
+    return tuple(records)
 
 
 def _jsonl(record: Mapping[str, Any]) -> Prompt | None:
