@@ -184,7 +184,11 @@ def tail_seconds(residual: NDArray[np.float64], curve: Mapping[int, float]) -> f
 def doubts(run: Run, job: Job) -> list[str]:
     """Why the plan may be wrong, one sentence each."""
     shown = standings(run)
-    found = [f"The throughput is not real: {', '.join(marks)}." for marks in [origins(_launches(shown))] if marks]
+    found = [
+        f"Not everything behind these numbers is real: {', '.join(marks)}."
+        for marks in [origins(_launches(shown))]
+        if marks
+    ]
     items = [item for standing in shown for item in measured(standing) if item.requests_ok]
     for noun, wanted, seen, setting in (
         ("output", job.output_tokens, [m.output_tokens / m.requests_ok for m in items], "workload.output_tokens"),

@@ -88,7 +88,9 @@ def test_a_job_smaller_than_the_load_is_all_start_and_tail(finished: Path) -> No
 def test_what_makes_the_plan_doubtful_is_said(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(finished), "--completions", "1000", "--mean-output-tokens", "2073"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "! The throughput is not real: simulated engine, dummy weights, acceptance simulated." in out
+    assert (
+        "! Not everything behind these numbers is real: simulated engine, dummy weights, acceptance simulated." in out
+    )
     assert "Measured with 512 output tokens a request, the job has 2073" in out
     assert "Throughput still rises" in out
 
