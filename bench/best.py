@@ -87,7 +87,7 @@ def decide(
             question that the finalists were not chosen for.
     """
     search, again = [_scored(experiment, item) for item in search], [_scored(experiment, item) for item in again]
-    chosen = finalists.choose(experiment, search)
+    chosen = finalists.choose(experiment, search, again)
     if unconfirmed:
         confirmed = {item.config.key for item in again if item.value is not None}
         again += [item for item in chosen if item.config.key not in confirmed]

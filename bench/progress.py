@@ -87,7 +87,7 @@ class Progress:
         self._rows.append(record)
         if record.value is None or record.round:
             return
-        if record.role == "baseline":
+        if record.role in ("baseline", "anchor"):
             self._baseline = record.value
         scored = objective.score(self._experiment, record.measurements)
         if scored is None or not scored.meets_limits:

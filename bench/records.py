@@ -49,7 +49,8 @@ class TrialRecord:
 
     Attributes:
         number: of the trial, from 0 (the baseline); finalists go on counting.
-        role: ``baseline``, ``search``, ``recipe``, ``finalist`` or ``ablation``.
+        role: ``baseline``, ``anchor`` (the baseline once more, see ``search.drift``), ``search``, ``recipe``,
+            ``finalist`` or ``ablation``.
         round: of the finalists, from 1; 0 in the search.
         optuna_number: of the trial in the study, None where it is not told.
         value: of the objective, None where there is none; ``objective_level`` the load level that it was taken at.

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from bench.launch.server import kill_live_servers
 from bench.outcome import Outcome, OutcomeKind
 from bench.progress import Progress
 from bench.records import RecordError, RunFolder, TrialRecord
-from bench.search import finalists
+from bench.search import drift, finalists
 from bench.search.space import Space
 from bench.search.study import Proposal, Study, launched
 from bench.secrets import redact_text, redact_tree, secret_values
@@ -56,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = config.load(words, command="bench.sweep")
         again = _resume_command(experiment, words)
         with _locked(experiment.folder):
-            return asyncio.run(
-                run_interruptible(
-                    Sweep(experiment, console, again).run(), kill_now=kill_live_servers, say=console.print
-                )
-            )
+            work = Sweep(experiment, console, again).run()
+            return asyncio.run(run_interruptible(work, kill_now=lambda: _leave_now(again), say=console.print))
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -75,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InterruptedByOperatorError as interrupted:
         console.print(f"{interrupted}; go on with: {again}", markup=False, soft_wrap=True)
         return interrupted.exit_code
+
+
+def _leave_now(again: str) -> None:
+    """What a second Ctrl-C does; not by the console, in whose middle the signal may have come."""
+    kill_live_servers()
+    os.write(sys.stdout.fileno(), f"ended at once; go on with: {again}\n".encode())
 
 
 class Sweep:
@@ -141,6 +145,8 @@ class Sweep:
             records.append(self._folder.trials, record)
             study.tell(proposal, record)
             progress.end(record, launched=launched(record))
+            if record.role == "anchor" and (changed := drift.sentence(self._experiment, study.records)):
+                progress.say(changed)
             skipped = 0 if launched(record) else skipped + 1
             if skipped == breaker.MAX_SKIPPED:
                 progress.say(f"{skipped} configurations in a row cannot run by the forecast: nothing else is tried")
@@ -187,21 +193,19 @@ class Sweep:
         return not reply["broken"] and not reply["odd"]
 
     async def _measure_finalists(self, study: Study, host: Host, progress: Progress) -> None:
-        chosen = finalists.choose(self._experiment, study.records)
-        if not chosen:
-            return
-        done = {(record.round, record.config.key) for record in self._again if record.outcome.counts}
-        for number, record in finalists.turns(self._experiment, chosen):
-            if (number, record.config.key) in done:
-                continue
-            for _ in range(breaker.MAX_INFRASTRUCTURE_RETRIES + 1):
-                proposal = Proposal(self._number, "finalist", record.candidate, record.config, record.forecast)
-                again = replace(await self._trial(proposal, host, progress), round=number)
-                records.append(self._folder.finalists, again)
-                self._again.append(again)
-                progress.end(again, launched=True)
-                if again.outcome.counts:
-                    break
+        tried: Counter[tuple[int, str]] = Counter()
+        while True:
+            given_up = frozenset(turn for turn, times in tried.items() if times > breaker.MAX_INFRASTRUCTURE_RETRIES)
+            turn = finalists.next_turn(self._experiment, study.records, self._again, given_up)
+            if turn is None:
+                return
+            number, record = turn
+            tried[number, record.config.key] += 1
+            proposal = Proposal(self._number, "finalist", record.candidate, record.config, record.forecast)
+            again = replace(await self._trial(proposal, host, progress), round=number)
+            records.append(self._folder.finalists, again)
+            self._again.append(again)
+            progress.end(again, launched=True)
 
     def _out_of_time(self) -> bool:
         hours = self._experiment.search.hours

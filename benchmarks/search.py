@@ -210,10 +210,12 @@ def search(
         study = kind(experiment, engine, Space(experiment.space), RunFolder(Path(folder)), [])
         while study.launches < experiment.search.trials and (proposal := study.ask()) is not None:
             study.tell(proposal, trial(experiment, engine, host, proposal, study.incumbent))
-    chosen, again = finalists.choose(experiment, study.records), list[TrialRecord]()
-    for number, record in finalists.turns(experiment, chosen):
+    again = list[TrialRecord]()
+    while turn := finalists.next_turn(experiment, study.records, again, frozenset()):
+        number, record = turn
         proposal = Proposal(len(study.records) + len(again), "finalist", record.candidate, record.config)
         again.append(replace(trial(experiment, engine, host, proposal, None), round=number))
+    chosen = finalists.choose(experiment, study.records, again)
     choice = finalists.winner(experiment, finalists.standings(experiment, chosen, again))
     launches = [record for record in study.records if launched(record)]
     ratios = [truth.goodness(record.config) / truth.best if truth.best else 0.0 for record in launches]

@@ -14,7 +14,7 @@ from bench.experiment import Experiment
 from bench.load.measurement import Interval
 from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
-from bench.search import objective
+from bench.search import drift, objective
 
 CONFIDENCE = 0.95
 
@@ -42,19 +42,48 @@ class Standing:
     excess: tuple[tuple[str, float], ...]
 
 
-def choose(experiment: Experiment, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The baseline and the best few of the search, best first; those that meet the limits come before the others."""
+def choose(
+    experiment: Experiment, records: Sequence[TrialRecord], again: Sequence[TrialRecord] = ()
+) -> list[TrialRecord]:
+    """The baseline and the best few of the search, best first; those that meet the limits come before the others.
+
+    Where the host changed meanwhile (``drift``), only what was measured since is compared. If only the fresh baseline
+    shows it, no value of the search can be trusted: then as many more are taken, each the best of another family
+    (configurations that set the same parameters), so that a kind that was measured at a bad time gets its chance.
+
+    Args:
+        again: fresh measurements of finalists so far.
+    """
     scored = []
+    stale = drift.not_comparable(experiment, records)
     for record in records:
         score = objective.score(experiment, record.measurements)
-        if record.outcome.kind is not OutcomeKind.COMPLETE or score is None or record.role == "baseline":
+        if record.outcome.kind is not OutcomeKind.COMPLETE or score is None or record.role in drift.BASELINES:
+            continue
+        if record.number in stale:
             continue
         order = -score.value if objective.maximized(experiment.objective) else score.value
         worst = max((amount for _, amount in score.excess), default=0.0)
         scored.append((not score.meets_limits, 0.0 if score.meets_limits else worst, order, record.number, record))
-    best = [item[-1] for item in sorted(scored, key=lambda item: item[:-1])[: experiment.search.finalists]]
-    baseline = [record for record in records if record.role == "baseline" and record.value is not None][:1]
-    return baseline + best
+    ranked = [item[-1] for item in sorted(scored, key=lambda item: item[:-1])]
+    best = ranked[: experiment.search.finalists]
+    baselines = [record for record in records if record.role in drift.BASELINES and record.value is not None]
+    fresh = [record for record in again if baselines and record.config.key == baselines[-1].config.key and record.value]
+    if fresh and drift.differs(experiment, baselines[-1], fresh[0]):
+        best += _other_families(best, ranked)[: experiment.search.finalists]
+    return baselines[:1] + best
+
+
+def _other_families(chosen: Sequence[TrialRecord], ranked: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The best of each family that none of the chosen belongs to."""
+    seen = {frozenset(record.candidate.values) for record in chosen}
+    found = []
+    for record in ranked:
+        family = frozenset(record.candidate.values)
+        if family not in seen:
+            seen.add(family)
+            found.append(record)
+    return found
 
 
 def turns(experiment: Experiment, chosen: Sequence[TrialRecord]) -> Iterator[tuple[int, TrialRecord]]:
@@ -62,6 +91,22 @@ def turns(experiment: Experiment, chosen: Sequence[TrialRecord]) -> Iterator[tup
     for number in range(1, experiment.search.finalist_rounds + 1):
         for record in chosen:
             yield number, record
+
+
+def next_turn(
+    experiment: Experiment,
+    records: Sequence[TrialRecord],
+    again: Sequence[TrialRecord],
+    given_up: frozenset[tuple[int, str]],
+) -> tuple[int, TrialRecord] | None:
+    """Round and record that is to be measured next; None when all are done.
+
+    Args:
+        given_up: rounds and keys that the host failed too often.
+    """
+    done = {(record.round, record.config.key) for record in again if record.outcome.counts} | given_up
+    chosen = choose(experiment, records, again)
+    return next((turn for turn in turns(experiment, chosen) if (turn[0], turn[1].config.key) not in done), None)
 
 
 def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequence[TrialRecord]) -> list[Standing]:
@@ -85,7 +130,7 @@ def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequ
             continue
         values = [item.value for item in group if item.value is not None]
         value = _interval(experiment, values, group, spread, freedom)
-        is_baseline = record.role == "baseline"
+        is_baseline = record.role in drift.BASELINES
         if is_baseline:
             baseline_values = values
         gain = None

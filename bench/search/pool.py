@@ -59,14 +59,23 @@ class Pool:
         self._entries: dict[str, _Entry] = {}
         self._known = (Calibration(), 0.0)
         self._expanded: set[str] = set()
+        self._stale: frozenset[int] = frozenset()
 
-    def choose(self, records: Sequence[TrialRecord], seen: Iterable[str], calibration: Calibration) -> Candidate | None:
+    def choose(
+        self,
+        records: Sequence[TrialRecord],
+        seen: Iterable[str],
+        calibration: Calibration,
+        stale: frozenset[int] = frozenset(),
+    ) -> Candidate | None:
         """The most promising candidate that was not seen; None when the pool holds no other.
 
         Args:
             records: of the search so far.
             seen: keys of configurations that must not be launched again.
+            stale: numbers of the records whose values are not comparable any more.
         """
+        self._stale = stale
         rounds = 1
         if not self._entries:
             self._draw()
@@ -104,7 +113,13 @@ class Pool:
     def _expand(self, records: Sequence[TrialRecord], ranked: Sequence[_Entry], parents: int) -> bool:
         """Take in the neighbours of the most promising and of the best measured."""
         measured = sorted(
-            (record for record in records if record.value is not None and self._space.contains(record.candidate)),
+            (
+                record
+                for record in records
+                if record.value is not None
+                and record.number not in self._stale
+                and self._space.contains(record.candidate)
+            ),
             key=lambda record: -_goodness(self._experiment, record.value or 0.0),
         )
         found = [(entry.config.key, entry.candidate) for entry in ranked[:parents]]
@@ -164,7 +179,8 @@ class Pool:
         measured = [
             (record, entry, score, _noise(record, self._experiment))
             for record, entry in tried
-            if (score := objective.score(self._experiment, record.measurements)) is not None
+            if record.number not in self._stale
+            and (score := objective.score(self._experiment, record.measurements)) is not None
         ]
         chance = self._success(entries, tried)
         if not measured:

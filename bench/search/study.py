@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import optuna
@@ -24,7 +24,7 @@ from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, Ref
 from bench.experiment import Experiment
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
 from bench.records import RunFolder, TrialRecord
-from bench.search import feasibility, objective
+from bench.search import drift, feasibility, objective
 from bench.search.pool import Pool
 from bench.search.space import Space
 
@@ -34,6 +34,7 @@ MAX_ASKS = 64
 MAX_RANDOM_DRAWS = 2000
 # Random trials before TPE models anything. Ten, Optuna's default, would be half of a usual budget of launches.
 STARTUP_TRIALS = 5
+MEASURED = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class Study:
         self._experiment = experiment
         self._engine = engine
         self._space = space
+        self._journal = folder.journal
         self.records: list[TrialRecord] = []
+        self.stale: frozenset[int] = frozenset()
         self.calibration = Calibration()
         self._seen: dict[str, int] = {}
         self._study = _create(folder.journal, experiment, len(records))
@@ -86,6 +89,8 @@ class Study:
             self._remember(record)
             if record.optuna_number is not None:
                 self._study.add_trial(_frozen(record, self._space, experiment))
+        if self.stale:
+            self._forget()
 
     @property
     def launches(self) -> int:
@@ -99,6 +104,7 @@ class Study:
             record.value
             for record in self.records
             if record.value is not None
+            and record.number not in self.stale
             and record.outcome.kind is OutcomeKind.COMPLETE
             and (scored := objective.score(self._experiment, record.measurements)) is not None
             and scored.meets_limits
@@ -108,14 +114,23 @@ class Study:
         return max(values) if objective.maximized(self._experiment.objective) else min(values)
 
     def ask(self) -> Proposal | None:
-        """The next candidate that was not seen before, the baseline first; None when nothing is left."""
+        """The next candidate that was not seen before, the baseline first; None when nothing is left.
+
+        The baseline alone is launched again, after a few trials: see ``drift``.
+        """
+        if drift.anchor_is_due(self._experiment, self.records):
+            candidate = Candidate(dict(self._experiment.space.baseline))
+            config = self._engine.canonical(candidate)
+            return Proposal(
+                len(self.records), "anchor", candidate, config, self._foresee(candidate, config, "anchor")[0]
+            )
         while self._queue:
             role, candidate = self._queue.popleft()
             proposal = self._propose(role, candidate, self._open(candidate))
             if proposal is not None:
                 return proposal
         if self._pool is not None:
-            chosen = self._pool.choose(self.records, self._seen, self.calibration)
+            chosen = self._pool.choose(self.records, self._seen, self.calibration, self.stale)
             return self._propose("search", chosen, self._open(chosen)) if chosen is not None else None
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
@@ -136,6 +151,8 @@ class Study:
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Take the outcome of a proposal in. An interruption or an infrastructure failure teaches nothing."""
         self._remember(record)
+        if record.role == "anchor" and self.stale:
+            self._forget()
         if proposal.trial is None:
             return
         if not record.outcome.counts:
@@ -222,12 +239,29 @@ class Study:
             trial.set_user_attr("outcome", "duplicate")
             self._study.tell(trial, state=TrialState.FAIL)
 
+    def _forget(self) -> None:
+        """Let what was measured on another host, as it were, be launched again; what failed there fails here as well.
+
+        The journal is made anew: the samplers must not see these values either.
+        """
+        told = [record for record in self.records if record.optuna_number is not None]
+        self._seen = {
+            record.config.key: record.number
+            for record in self.records
+            if record.outcome.counts and (record.number not in self.stale or record.outcome.kind not in MEASURED)
+        }
+        self._study = _create(self._journal, self._experiment, len(self.records))
+        for record in told:
+            shown = replace(record, value=None) if record.number in self.stale else record
+            self._study.add_trial(_frozen(shown, self._space, self._experiment))
+
     def _remember(self, record: TrialRecord) -> None:
         self.records.append(record)
         if record.outcome.counts:
             self._seen.setdefault(record.config.key, record.number)
         if record.facts is not None:
             self.calibration = self._engine.calibrated(self.calibration, record.facts)
+        self.stale = drift.not_comparable(self._experiment, self.records)
 
 
 def launched(record: TrialRecord) -> bool:
