@@ -6,6 +6,7 @@ python -m analysis.report results/EXPERIMENT/RUN
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,10 @@ GROUPS = (
     ("Load", ("throughput", "latency", "pareto", "speculation")),
     ("Search", ("progress", "failures", "importance", "timeline")),
     ("Memory", ("memory", "forecast")),
+)
+PRODUCTION = (
+    "For production: `launch.sh`, `server.service` and `compose.yaml` in the run's folder; `python -m bench.verify` "
+    "with one of its files measures it again."
 )
 LONGEST_VALUE = 120  # of an environment variable
 LONGEST_LINE = 600  # a log line beyond that is cut; the log itself is in the trial's folder
@@ -158,7 +163,7 @@ def _answer_items(run: Run, said: Answer) -> str:
     if winner is not None and winner.command:
         items.append(f"<li>{_command(winner, 'Its command')}</li>")
     if (run.path / "launch.sh").exists():
-        items.append("<li>For production: <code>launch.sh</code> and <code>best.yaml</code> in the run's folder.</li>")
+        items.append(f"<li>{_prose(PRODUCTION)}</li>")
     return "".join(items)
 
 
@@ -190,7 +195,8 @@ def _finalists(run: Run) -> str:
             f"{len(standing.launches)}{'' if standing.again else ', of the search'}",
         ]
         labelled = "".join(
-            f'<td data-label="{escape(head)}">{escape(cell)}</td>' for head, cell in zip(heads, cells, strict=True)
+            f'<td data-label="{escape(head)}">{_unbroken(escape(cell))}</td>'
+            for head, cell in zip(heads, cells, strict=True)
         )
         rows.append(f"<tr{' class=best' if standing.role == 'best' else ''}>{labelled}</tr>")
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
@@ -345,7 +351,13 @@ def _prose(text: str) -> str:
     parts = escape(text, quote=False).split("`")
     if len(parts) % 2 == 0:  # a backtick without its fellow is a backtick
         return "`".join(parts)
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+    return "".join(f"<code>{part}</code>" if index % 2 else _unbroken(part) for index, part in enumerate(parts))
+
+
+def _unbroken(text: str) -> str:
+    """Escaped text in which a line breaks neither before a percent sign nor after the dashes of a flag."""
+    text = re.sub(r"(?<=\d) %", "\u00a0%", text)
+    return re.sub(r"--[a-z][a-z0-9-]*", r'<span class="nowrap">\g<0></span>', text)
 
 
 if __name__ == "__main__":
