@@ -168,6 +168,7 @@ class Client:
     def _ending(self, fd: int, stream: Stream, data: bytes) -> None:
         """The end of a chunked body, or of its connection, or too few bytes to tell."""
         connection = self._connections[fd]
+        self.last_read_ns = self._reads[-1][3]
         if not data:
             self._reads.pop()
             self._closed(connection)
@@ -248,9 +249,8 @@ class Client:
             self.in_flight -= 1
             stream.error = error
             stream.unanswered = connection.served > 0 and stream.status is None
-            stream.ended = True
+            stream.ended, stream.ended_ns = True, time.time_ns()
             self._ended.append(stream)
-            stream.ended_ns = time.time_ns()
             self.on_end(stream, None)
 
     def _drop(self, connection: Connection) -> None:
@@ -268,7 +268,8 @@ class Client:
         self._ended.clear()
         complete = self._decoder.take(reads)
         for stream in ended:
-            self._decoder.close(stream)
+            if stream.ended:  # else it is sent once more
+                self._decoder.close(stream)
         for stream in complete:
             if not stream.ended:  # its end was cut in two, or had trailers, and so was not seen as it came
                 self._finished(next(c for c in self._connections.values() if c.stream is stream), stream)

@@ -93,7 +93,7 @@ class Stream:
 
     def renew(self) -> None:
         """Make a request that was not answered ready to be sent once more."""
-        self.error, self.ended, self.closed, self.unanswered = None, False, False, False
+        self.error, self.ended, self.closed, self.unanswered, self._head = None, False, False, False, b""
 
     @property
     def complete(self) -> bool:

@@ -46,6 +46,7 @@ class Behaviour:
     answers_at: int = 0  # tokens before it are reasoning
     slow_until: int = 0  # steps of the server that take ten times as long: it is cold
     fixed_reported: int | None = None
+    once: bool = False  # a connection's second request finds it closed, as an idle one may be
     gate: asyncio.Semaphore | None = None  # requests that are served at once
 
 
@@ -78,7 +79,9 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[Stub]:
         stub.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await _answer(stub, reader, writer):
-                pass
+                if behaviour.once:
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.transport.abort()
         writer.transport.abort() if not behaviour.keep_alive and not behaviour.chunked else writer.close()
         tasks.discard(asyncio.current_task())
 

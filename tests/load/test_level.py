@@ -302,6 +302,15 @@ async def test_an_open_loop_charges_a_slow_server_from_the_time_that_was_due() -
     assert got.in_flight_mean > 20
 
 
+async def test_a_request_that_meets_a_closed_idle_connection_is_sent_again() -> None:
+    pattern = Pattern("constant", rate_per_s=100)
+    async with serving(Behaviour(once=True, first_s=0.001)) as stub:
+        result = await measure_pattern(Target(stub.url), workload(output_tokens=2), pattern, seed=1)
+    assert result.failure is None
+    assert {row["status"] for row in result.requests.to_pylist()} <= {"ok", "aborted"}
+    assert len(whole(result)) > 8
+
+
 async def test_a_server_that_cannot_keep_up_with_the_rate_is_named() -> None:
     gate = asyncio.Semaphore(1)
     async with serving(Behaviour(gate=gate, first_s=0.015, step_s=0.0)) as stub:
