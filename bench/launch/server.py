@@ -207,6 +207,8 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         interrupted = kind is not None and not issubclass(kind, Exception)
+        if interrupted and self._stopping is not None:
+            await self._hurry(self._stopping)
         await self.stop(grace_s=INTERRUPTED_GRACE_S if interrupted else GRACE_S)
 
     @property
@@ -270,6 +272,12 @@ class Server:
             (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
         self._process.poll()
         _live.discard(self)
+
+    async def _hurry(self, stopping: asyncio.Task[Teardown]) -> None:
+        """End it now, if a stop that was begun with a longer grace still waits."""
+        await asyncio.wait([stopping], timeout=INTERRUPTED_GRACE_S)
+        if not stopping.done():  # a family of its own: the other thread works with ours
+            await asyncio.to_thread(self._pid_file.family().end, leader=None, grace_s=0.0, deadline_s=DEADLINE_S)
 
     async def _stop(self, grace_s: float, deadline_s: float) -> Teardown:
         begin_s = time.monotonic()

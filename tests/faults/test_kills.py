@@ -56,6 +56,7 @@ def survives(results: Path, instants_s: list[float]) -> int:
     return met
 
 
+@pytest.mark.timeout(300)
 def test_kill_9_at_three_instants_then_the_same_command(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     survives(tmp_path / "results", [rng.uniform(1.5, 4.0) for _ in range(3)])
