@@ -149,8 +149,9 @@ def _sentences(
     acceptance_simulated: bool,
 ) -> list[str]:
     metric, level = experiment.objective.metric, objective.level(experiment)
+    head = "Nearest to the limits" if verdict == "not_meeting_limits" else "Best configuration"
     said = [
-        f"Best configuration: {settings(row.candidate)} (trial {row.trial}).",
+        f"{head}: {settings(row.candidate)} (trial {row.trial}).",
         f"{metric} at {requests(level)}: {figure(row.value.mean)} "
         f"[{figure(row.value.low)}, {figure(row.value.high)}] ({row.value.method}).",
     ]
@@ -169,8 +170,13 @@ def _sentences(
     if verdict == "no_baseline":
         said.append("The baseline was not measured again, so no gain can be stated.")
     if verdict == "not_meeting_limits":
-        missed = ", ".join(f"{name} by {amount:.0%}" for name, amount in row.excess if amount > 0)
-        said.append(f"No configuration meets the limits; this is the nearest, missing {missed}.")
+        limits = experiment.objective.limits
+        missed = ", ".join(
+            f"{name} {figure(limits[name] * (1 + amount))} (limit {figure(limits[name])})"
+            for name, amount in row.excess
+            if amount > 0
+        )
+        said.insert(0, f"No configuration meets the limits; the nearest one has {missed}.")
     if tied:
         within = experiment.search.tie_relative
         said.append(

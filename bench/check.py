@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench import config, engines
 from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
@@ -25,6 +26,7 @@ EXAMPLES = 5
 # Seconds from launch to ready and from SIGTERM to gone: 27B on an H200 took 55 to 122 and 1 to 6, a tiny model on two
 # CPU cores 15 to 75 and 5 to 8; the simulator's are virtual.
 LAUNCH_S = (60.0, 120.0)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner and name
 FREE_BYTES_PER_LAUNCH = 2e6  # log, samples and outcome of one launch of the committed runs, rounded up
 
 
@@ -35,13 +37,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    engine = engines.create(experiment)
     try:
-        for line in report(experiment, engines.create(experiment)):
+        for line in report(experiment, engine):
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    hopeless = _hopeless(experiment, engine)
+    if hopeless:
+        print(f"bench.check: {hopeless}", file=sys.stderr)
+    return 2 if hopeless else 0
+
+
+def _hopeless(experiment: Experiment, engine: Engine) -> str | None:
+    """Why a sweep would stop at its first launch."""
+    tensor_parallel = int(str(experiment.engine.flags.get("tp_size", 1)))
+    if tensor_parallel > experiment.hardware.gpu_count:
+        return (
+            f"engine.flags.tp_size={tensor_parallel} asks for more than hardware.gpu_count="
+            f"{experiment.hardware.gpu_count} GPUs"
+        )
+    if not experiment.search.require_baseline:
+        return None
+    try:
+        config_ = engine.canonical(Candidate(dict(experiment.space.baseline)))
+    except RefusedError as refused:
+        return f"the baseline is refused: {refused}"
+    forecast = engine.forecast(config_, Calibration())
+    if forecast.verdict == "does_not_fit":
+        return f"the baseline does not fit on this hardware: {'; '.join(forecast.reasons)}"
+    return None
 
 
 def report(experiment: Experiment, engine: Engine) -> Iterator[str]:
@@ -63,6 +89,11 @@ def report(experiment: Experiment, engine: Engine) -> Iterator[str]:
 
 def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
     yield f"engine    {engine.name} {engine.version}; flags checked against {engine.flags_from}"
+    if engine.missing is not None:
+        yield f"          NOT INSTALLED HERE: {engine.missing}; a sweep needs engine.python=INTERPRETER"
+    path = Path(experiment.model.path)
+    if not engine.simulated and not path.is_dir() and (path.is_absolute() or not HUB_NAME.fullmatch(str(path))):
+        yield f"          NO SUCH FOLDER: {path}; a sweep needs model.path=FOLDER, or the name of a model on the hub"
     if experiment.engine.flags:
         yield f"flags     of every launch: {_settings(experiment.engine.flags)}"
     yield f"model     {experiment.model.name}: {experiment.model.path}"

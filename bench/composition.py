@@ -77,7 +77,7 @@ def composed(folders: Mapping[Path, str], lines: Sequence[str]) -> Composition:
         raise ConfigError([_explained(error, folders)]) from error
     typed = tuple((override.key_or_group, override.input_line or "") for override in overrides)
     sources = Sources(typed, lambda: _layers(texts, folders))
-    chosen = next((str(item.value()) for item in overrides if item.key_or_group == "experiment"), None)
+    chosen = next((_names(item)[0] for item in overrides if item.key_or_group == "experiment"), None)
     return Composition(typing.cast(dict[str, Any], plain), sources, chosen)
 
 
@@ -116,18 +116,24 @@ def _group_problems(overrides: Sequence[Override], folders: Sequence[Path]) -> l
         if group not in GROUPS or override.is_delete() or isinstance(override.value(), dict):
             continue
         options = files(folders, group)
-        if str(override.value()) not in options:
-            hint = closest(str(override.value()), options)
-            problems.append(
-                f"no {group} {override.value()!r}{hint}; there are: {listed(sorted(options))} "
-                f"(from the command line: {override.input_line})"
-            )
+        problems += [
+            f"no {group} {name!r}{closest(name, options)}; there are: {listed(sorted(options))} "
+            f"(from the command line: {override.input_line})"
+            for name in _names(override)
+            if name not in options
+        ]
     given = {override.key_or_group for override in overrides}
     lacking = [group for group in REQUIRED_GROUPS if group not in given]
     if "experiment" not in given and lacking:
         names = listed(sorted(files(folders, "experiment")))
         problems.append(f"no experiment: give +experiment=NAME; there are: {names} (or choose {listed(lacking)} each)")
     return problems
+
+
+def _names(override: Override) -> list[str]:
+    """The files that a group's override chooses: one, or several that are merged in turn (``experiment=[a,b]``)."""
+    value = override.value()
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
 
 
 def _lenient(override: Override, folders: Mapping[Path, str]) -> str:

@@ -55,7 +55,7 @@ def override_file(best: Best, experiment: Experiment) -> str:
     """The configuration as a Hydra override file."""
     head = [
         *_evidence(best, experiment),
-        "Use: copy to <folder>/experiment/best.yaml, then --config-dir <folder> +experiment=[NAME,best]",
+        "Use: copy to <folder>/experiment/best.yaml, then --config-dir <folder> '+experiment=[NAME,best]'",
     ]
     body, left_out = without_secrets(best)
     if left_out:

@@ -101,8 +101,14 @@ class Sweep:
         self._spent_s = sum(record.times.total_s for record in [*self._trials, *self._again])
 
     async def run(self) -> int:
+        if self._engine.missing is not None:
+            raise RunError(
+                f"{self._engine.missing}; give engine.python=INTERPRETER, one that has it, or engine.command=[...]. "
+                "Without it there is engine=simulator"
+            )
         _open_run(self._experiment, self._folder)
         self._see_same_engine()
+        self._say_what_runs()
         for reaped in reaping.reap(self._experiment.folder.parent.parent):
             self._console.print(f"an earlier run was killed; {reaped.describe()}", markup=False, soft_wrap=True)
         with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
@@ -194,7 +200,7 @@ class Sweep:
 
     async def _measure_finalists(self, study: Study, host: Host, progress: Progress) -> None:
         tried: Counter[tuple[int, str]] = Counter()
-        while True:
+        while self._experiment.search.finalists:
             given_up = frozenset(turn for turn, times in tried.items() if times > breaker.MAX_INFRASTRUCTURE_RETRIES)
             turn = finalists.next_turn(self._experiment, study.records, self._again, given_up)
             if turn is None:
@@ -220,14 +226,29 @@ class Sweep:
         if stopped:
             say(f"stopped: {stopped}", markup=False, soft_wrap=True)
             say(f"go on with: {self._resume_command}", markup=False, soft_wrap=True)
+        elif answer is None and not self._experiment.search.finalists:
+            say("search.finalists=0: nothing was measured again, so nothing is called best", markup=False)
         elif answer is None:
             say("no configuration was measured successfully; the report says why", markup=False)
         else:
             for sentence in answer.sentences:
                 say(sentence, markup=False, highlight=False, soft_wrap=True)
-            say(f"for production: {self._folder.path / 'launch.sh'}", markup=False, soft_wrap=True)
+            if answer.verdict != "not_meeting_limits":
+                say(f"for production: {self._folder.path / 'launch.sh'}", markup=False, soft_wrap=True)
         self._report()
-        return 0 if answer is not None else EXIT_NO_ANSWER
+        return 0 if answer is not None and answer.verdict != "not_meeting_limits" else EXIT_NO_ANSWER
+
+    def _say_what_runs(self) -> None:
+        search = self._experiment.search
+        done = f", {len(self._trials)} trials done before" if self._trials else ""
+        mark = "; SIMULATED: no GPU and no engine is measured" if self._engine.simulated else ""
+        self._console.print(
+            f"{self._experiment.name}/{self._experiment.run} on {self._engine.name} {self._engine.version}: "
+            f"{search.trials} launches{done}{mark}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def _report(self) -> None:
         """Write the report; the answer stands without it."""

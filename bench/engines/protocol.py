@@ -203,6 +203,7 @@ class Engine(Protocol):
     name: str
     version: str
     simulated: bool
+    missing: str | None  # why it cannot be launched here, None where it can
     flags_from: str
 
     def problems(self, flags: Mapping[str, Value]) -> list[str]:

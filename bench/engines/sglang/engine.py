@@ -69,6 +69,7 @@ class SglangEngine:
         self.spec = engine
         self.model = model
         self.hardware = hardware
+        self.missing: str | None = None
         self.table = self._table()
         self.version = self.table.version
         self.flags_from = self.table.source
@@ -196,7 +197,8 @@ class SglangEngine:
                 return FlagTable.installed(self.spec.python)
         except NotInstalledError as error:
             if self.spec.python is not None:
-                raise EngineError("engine.python", f"{error}; give an interpreter that has it") from error
+                raise EngineError("engine.python", f"{error}; give an interpreter that has SGLang") from error
+            self.missing = f"no SGLang is installed in {sys.executable}"
         except LookupError as error:
             raise EngineError("engine.python", str(error)) from error
         return self._named_table()
