@@ -99,7 +99,7 @@ class Progress:
     def _line(self, record: TrialRecord) -> Text:
         outcome = record.outcome
         text = Text(f"{record.number:>4} {record.role:<9}")
-        text.append(f"{outcome.kind:<14}", COLOURS.get(outcome.kind, "red"))
+        text.append(f"{outcome.kind:<15}", COLOURS.get(outcome.kind, "red"))
         if record.value is not None:
             text.append(f"{self._experiment.objective.metric} {figure(record.value)} ", "bold")
         elif outcome.cause != "none":

@@ -36,6 +36,7 @@ from bench.secrets import redact_argv, redact_env, redact_text, redact_tree, sec
 HTTP_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # A server that dies under load closes its sockets before its log is whole; the reason follows within this time.
 LAST_WORDS_S = 3.0
+SLOWED_SHARE, VOID_SLOWED_SHARE = 0.02, 0.10  # of a level's time, lost by a simulated server
 GPU_WAIT_S = 120.0
 FLUSH_TIMEOUT_S = 10.0
 # One reply in a hundred may be cut short by the end of a level; more is the server's doing.
@@ -252,7 +253,8 @@ class _Trial:
         if workload.flush_cache:
             await _flush(session)
         deciding = concurrency == objective.level(self._experiment)
-        return await measure_level(
+        lost_before_s = await self._lost_s(session)
+        result = await measure_level(
             Target(f"http://127.0.0.1:{server.port}", "chat" if workload.chat else "generate", self._served_name),
             workload,
             concurrency,
@@ -264,6 +266,16 @@ class _Trial:
             # False also when the log says that it cannot go on: its sockets may stay open for minutes after that.
             server_alive=lambda: server.alive and not watching.done(),
         )
+        return _slowed(result, await self._lost_s(session) - lost_before_s)
+
+    async def _lost_s(self, session: aiohttp.ClientSession) -> float:
+        if not self._engine.simulated:
+            return 0.0
+        try:
+            async with session.get("/server_info") as response:
+                return self._engine.lost_s(orjson.loads(await response.read()))
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError):
+            return 0.0  # it died; the level says so
 
     async def _counters(self, session: aiohttp.ClientSession) -> ServerCounters:
         try:
@@ -387,6 +399,19 @@ async def _last_words(watching: asyncio.Future[Outcome]) -> Outcome | None:
 
 def _lines(server: Server) -> list[str]:
     return server.log.path.read_text(errors="replace").splitlines() if server.log.path.exists() else []
+
+
+def _slowed(result: LevelResult, lost_s: float) -> LevelResult:
+    """The level with what a simulated server lost to a busy host: said from 2 % on, void from 10 % on."""
+    measured = result.measurement
+    if measured is None or lost_s <= SLOWED_SHARE * measured.duration_s:
+        return result
+    said = (
+        f"the simulated server lost {lost_s:.1f} of {measured.duration_s:.1f} s to other programs on this host, so its "
+        "throughput is too low; lower engine.time_scale"
+    )
+    valid = measured.valid and lost_s <= VOID_SLOWED_SHARE * measured.duration_s
+    return replace(result, measurement=replace(measured, valid=valid, warnings=(said, *measured.warnings)))
 
 
 def _garbage(result: LevelResult) -> str | None:

@@ -242,5 +242,8 @@ class Engine(Protocol):
     def counters(self, metrics_text: str) -> ServerCounters:
         """Read the server's own counters from its metrics page."""
 
+    def lost_s(self, server_info: Mapping[str, object]) -> float:
+        """Seconds of its own clock that a simulated server has lost to a busy host so far; 0 for a real one."""
+
     def acceptance_is_simulated(self, config: ServerConfig) -> bool:
         """Whether the engine itself was told to make the acceptance length up."""

@@ -186,6 +186,10 @@ class SglangEngine:
             running_requests=sums.get("sglang:num_running_reqs"),
         )
 
+    def lost_s(self, server_info: Mapping[str, object]) -> float:
+        """A real server loses none."""
+        return 0.0
+
     def acceptance_is_simulated(self, config: ServerConfig) -> bool:
         """Whether SGLang was told to make the acceptance length up."""
         return any(name == ACCEPTANCE_ENV for name, _ in config.env)

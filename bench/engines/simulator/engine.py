@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 
 from bench.engines.protocol import Command, ServerConfig
 from bench.engines.sglang.engine import SglangEngine
@@ -34,6 +35,11 @@ class SimulatorEngine(SglangEngine):
             settings["DRAFT_CONFIG"] = json.dumps(self.model.draft_config)
         env = {**dict(real.env), **{PREFIX + name: value for name, value in settings.items()}}
         return Command(real.argv, tuple(sorted(env.items())))
+
+    def lost_s(self, server_info: Mapping[str, object]) -> float:
+        """What the server says of itself."""
+        lost_s = server_info.get("simulator_lost_s", 0.0)
+        return float(lost_s) if isinstance(lost_s, (int, float)) else 0.0
 
     def acceptance_is_simulated(self, config: ServerConfig) -> bool:
         """Always, where there is any."""
