@@ -2,7 +2,8 @@
 
 Compiles ``stub_server.c`` and ``c_client.c``, pins the server to one core and the client to another, and measures each
 point with the C client, with ours and with a well-tuned aiohttp in turns. Medians of the repeats go into the table of
-``docs/load.md`` (``--write``). The host should be idle; its load average is part of the output.
+``docs/load.md`` (``--write``). The host has to be idle, so each run waits until it is, and a point at which our client
+had to wait for its core is measured again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ DOCUMENT = HERE.parent / "docs" / "load.md"
 BEGIN, END = "<!-- python -m benchmarks.load -->", "<!-- end -->"
 STREAMS, FIRST_US, SECONDS, TOKENS = 512, 50_000, 10.0, 256
 CLIENTS = ("ours", "aiohttp")
+IDLE_SHARE, IDLE_TIMEOUT_S = 0.9, 7200.0
+MAX_QUEUED_PERCENT, MAX_TRIES = 1.0, 5
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def main() -> None:
         found: dict[Point, list[dict[str, float]]] = {point: [] for point in points}
         for repeat in range(options.repeats):
             for point in points:
-                row = bench.measure(point)
+                row = bench.measure_undisturbed(point)
                 found[point].append(row)
                 print(f"{repeat + 1}/{options.repeats} {point.name}: " + _line(row), file=sys.stderr, flush=True)
     text = _table(found, options.repeats)
@@ -105,8 +108,15 @@ class Bench:
             raise SystemExit("two cores are needed, one for the server and one for the client")
         self.server_core, self.client_core = cores[0], cores[1]
 
+    def measure_undisturbed(self, point: Point) -> dict[str, float]:
+        """Measure until nothing else wanted our client's core, a few times at most; the least disturbed of them."""
+        rows: list[dict[str, float]] = []
+        while len(rows) < MAX_TRIES and all(row["ours_queued_percent"] > MAX_QUEUED_PERCENT for row in rows):
+            rows.append(self.measure(point))
+        return min(rows, key=lambda row: row["ours_queued_percent"])
+
     def measure(self, point: Point) -> dict[str, float]:
-        row: dict[str, float] = {"load_average": os.getloadavg()[0]}
+        row: dict[str, float] = {}
         with self._server(point) as (port, _):
             command = [self.folder / "c_client", port, STREAMS, TOKENS, SECONDS + 2]
             output = self._client(command).split()
@@ -123,6 +133,7 @@ class Bench:
 
     @contextmanager
     def _server(self, point: Point) -> Iterator[tuple[int, Path]]:
+        _wait_until_idle()
         truth = self.folder / "truth.bin"
         arguments = [point.tokens_per_chunk, FIRST_US, point.gap_us, int(point.burst), truth]
         server = subprocess.Popen(
@@ -139,6 +150,26 @@ class Bench:
     def _client(self, command: list[Any]) -> str:
         pinned = ["taskset", "-c", str(self.client_core), *map(str, command)]
         return subprocess.run(pinned, check=True, capture_output=True, text=True, cwd=HERE.parent).stdout
+
+
+def _wait_until_idle() -> None:
+    """Wait until the host has been nine tenths idle for half a second."""
+    deadline = time.monotonic() + IDLE_TIMEOUT_S
+    while True:
+        before = _processor_times()
+        time.sleep(0.5)
+        busy, idle = (after - earlier for after, earlier in zip(_processor_times(), before, strict=True))
+        if idle >= IDLE_SHARE * (busy + idle):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the host was not idle for {IDLE_TIMEOUT_S:g} s: {100 * busy / (busy + idle):.0f} % busy")
+
+
+def _processor_times() -> tuple[int, int]:
+    """Busy and idle ticks of all cores since the start."""
+    values = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = values[3] + values[4]
+    return sum(values) - idle, idle
 
 
 # --- clients, each in a process of its own ------------------------------------------------------------------------
@@ -180,6 +211,7 @@ def _ours(port: int, tokens: int, file: Path) -> None:
             s.index: (_note(prompts[s.index].text or ""), s.sent_ns, s.first_ns, s.last_ns, s.tokens, s.ok)
             for s in seen.streams
         },
+        queued_percent=100 * (seen.queued_share or 0),
         us=(seen.cpu_share or 0) * got.window_s / inside.sum() * 1e6,
         user_lag_p99_ms=(got.client_lag_p99_s or 0) * 1e3,
         output_tok_per_s=got.output_tok_per_s.mean,
@@ -327,6 +359,7 @@ def _compare(seen: dict[str, Any], truth: np.ndarray) -> dict[str, float]:
             "tpot_error_percent": 100 * (seen["tpot"] / (np.mean(tpot) * 1e-9) - 1),
             "acceptance_error": seen["acceptance"] - accepted / steps,
             "user_lag_p99_ms": seen["user_lag_p99_ms"],
+            "queued_percent": seen["queued_percent"],
             "failed": seen["failed"],
             "valid": float(seen["valid"]),
         }
@@ -366,13 +399,14 @@ def _table(found: dict[Point, list[dict[str, float]]], repeats: int) -> str:
     for point, rows in found.items():
         cells = [format(float(np.median([take(row) for row in rows])), form) for _, take, form in COLUMNS]
         lines.append(f"| {point.name} | " + " | ".join(cells) + " |")
-    loads = [row["load_average"] for rows in found.values() for row in rows]
+    queued = [row["ours_queued_percent"] for rows in found.values() for row in rows]
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     lines += [
         "",
         f"Medians of {repeats} runs of {SECONDS:g} s, {STREAMS} streams of {TOKENS} tokens; "
         f"{processor[1] if processor else platform.processor()}, {os.cpu_count()} cores, Linux {platform.release()}, "
-        f"Python {platform.python_version()}; load average before the runs {min(loads):.1f} to {max(loads):.1f}.",
+        f"Python {platform.python_version()}; our client waited for its core "
+        f"{min(queued):.1f} to {max(queued):.1f} % of the time.",
     ]
     return "\n".join(lines)
 
