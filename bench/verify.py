@@ -35,6 +35,8 @@ from bench.search.study import Proposal
 from bench.secrets import REDACTED, redact_argv, redact_env, secret_values
 from bench.trial import Host, run_trial
 
+# Together wider than this, the intervals would meet for a number that is wrong by a third.
+WEAK_RELATIVE = 1 / 3
 HOLDS, DOES_NOT_HOLD, REFUSED = 0, 1, 2
 
 
@@ -108,12 +110,14 @@ async def _verify(case: Case, folder: RunFolder) -> int:
     records.append(folder.path / "verifications.jsonl", record)
     if not record.outcome.counts:
         raise RefusedFileError(f"nothing was measured: {record.outcome.cause}: {record.outcome.detail}")
-    return _judge(case, record)
+    return judge(case, record)
 
 
-def _judge(case: Case, record: TrialRecord) -> int:
+def judge(case: Case, record: TrialRecord) -> int:
+    """Print what was stated and what a fresh launch gave, and whether the one holds; the exit code."""
     stated, outcome = case.stated, record.outcome
-    measurement = next((item for item in record.measurements if item.valid), None)
+    measured = (item for item in record.measurements if item.valid and item.concurrency == stated.level)
+    measurement = next(measured, None)
     score = objective.score(case.experiment, record.measurements)
     if record.value is None or measurement is None or score is None:
         print(f"does not hold: the server ended as {outcome.kind} ({outcome.cause}) {outcome.line or outcome.detail}")
@@ -136,6 +140,8 @@ def _judge(case: Case, record: TrialRecord) -> int:
     if missed:
         return DOES_NOT_HOLD
     print("holds: the two intervals meet")
+    if stated.value.relative_half_width + fresh.relative_half_width > WEAK_RELATIVE:
+        print("but they are so wide that this says little; more search.finalist_rounds, or a quieter host, narrow them")
     return HOLDS
 
 

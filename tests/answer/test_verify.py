@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench import records
 from bench.load.measurement import Interval
 from bench.pick import main as pick
 from bench.records import RunFolder
-from bench.verify import RefusedFileError, holds, main, read
+from bench.verify import RefusedFileError, holds, judge, main, read
 from tests.answer.runs import measured_run
+from tests.build import measurement
 
 
 def replaced(old: str, new: str) -> Callable[[str], str]:
@@ -96,3 +99,28 @@ def test_a_number_holds_where_the_intervals_meet() -> None:
     assert holds(stated, Interval(92.0, 88.0, 96.0))
     assert not holds(stated, Interval(90.0, 86.0, 94.0))
     assert not holds(stated, Interval(110.0, 106.0, 114.0))
+
+
+def test_intervals_that_would_let_anything_hold_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pick([str(run)]) == 0
+    file = run / "best.json"
+    case = read(file, RunFolder(run))
+    again = records.read(run / "finalists.jsonl")[-1]
+    assert judge(case, again) == 0
+    assert "says little" not in capsys.readouterr().out
+    wide = replace(case, stated=replace(case.stated, value=replace(case.stated.value, low=-100.0, high=3118.0)))
+    assert judge(wide, again) == 0
+    assert "so wide that this says little" in capsys.readouterr().out
+    slow = replace(case, stated=replace(case.stated, value=Interval(2000.0, 1900.0, 2100.0)))
+    assert judge(slow, again) == 1
+    assert "it is worse than stated" in capsys.readouterr().out
+
+
+def test_a_limit_that_was_kept_has_to_be_kept_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pick([str(run), "--limit", "ttft_s.p95<1"]) == 0
+    case = read(run / "picked" / "ttft_s.p95-1" / "best.json", RunFolder(run))
+    again = records.read(run / "finalists.jsonl")[-1]
+    assert judge(case, again) == 0
+    late = replace(again, measurements=(measurement(again.value or 0.0, concurrency=32, ttft_p95_s=1.2),))
+    assert judge(case, late) == 1
+    assert "ttft_s.p95 is 20.0% over its limit of 1, which was kept" in capsys.readouterr().out
