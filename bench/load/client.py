@@ -157,7 +157,7 @@ class Client:
             except OSError as error:
                 self._interrupted(fd, error)
                 continue
-            reads.append((stream, data, ancillary, now_ns()))
+            reads.append((stream, data, ancillary[0][2] if ancillary else b"", now_ns()))
             if len(data) < len(_LAST_CHUNK) or data.endswith(_LAST_CHUNK):
                 self._ending(fd, stream, data)
         if reads:
@@ -207,7 +207,7 @@ class Client:
         if body is None:
             return
         if body:
-            self._reads.append((stream, body, ancillary, handled_ns))
+            self._reads.append((stream, body, ancillary[0][2] if ancillary else b"", handled_ns))
         stream.body_bytes += len(body)
         if stream.chunked:
             self._chunked[fd] = connection.receive, stream

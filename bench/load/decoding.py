@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from bench.load.stream import COUNT, Stream
 
-Read = tuple[Stream, bytes, list[tuple[int, int, bytes]], int]
-"""A stream, bytes of its response's body, ancillary data (the kernel's stamp, or nothing), and the time of handling."""
+Read = tuple[Stream, bytes, bytes, int]
+"""A stream, bytes of its response's body, the kernel's stamp (a timespec, or nothing), and the time of handling."""
 
 _TIMESPEC = struct.Struct("@ll")
 _FEW = 16  # below, a loop is as fast
@@ -54,8 +54,8 @@ class Decoder:
         for slot in odd:
             self._leave(self._plain[slot])
         slow = [read for read in reads if read[0].slot < 0]
-        for stream, data, ancillary, handled_ns in slow:
-            stream.decode(data, _arrival_ns(ancillary, handled_ns), handled_ns, self._chunks)
+        for stream, data, stamp, handled_ns in slow:
+            stream.decode(data, _arrival_ns(stamp, handled_ns), handled_ns, self._chunks)
         for stream, *_ in slow:
             if stream.plain and stream.slot < 0:
                 self._enter(stream)
@@ -92,13 +92,13 @@ class Decoder:
         """Decode reads by their counts alone; the slots of streams with a read that is not of the usual form, of which
         none was decoded.
         """
-        streams, data, ancillary, handled = zip(*reads, strict=True)
+        streams, data, stamps, handled = zip(*reads, strict=True)
         usual, read, tokens = _counts(data)
         slots, handled_ns = np.array([stream.slot for stream in streams]), np.array(handled)
         odd: set[int] = set(slots[~usual].tolist())
         arrival_ns = handled_ns
-        if ancillary[0]:
-            times = np.frombuffer(b"".join([part[0][2] for part in ancillary]), np.int64).reshape(-1, 2)
+        if stamps[0]:
+            times = np.frombuffer(b"".join(stamps), np.int64).reshape(-1, 2)
             arrival_ns = times[:, 0] * 1_000_000_000 + times[:, 1]
         # From here on by chunk: each stream's together and as they came, so that its predecessor stands before each.
         slots, arrival_ns, handled_ns = slots[read], arrival_ns[read], handled_ns[read]
@@ -181,8 +181,8 @@ def _numbers(characters: npt.NDArray[np.uint8], places: Integers) -> tuple[Integ
     return values, (length > 0) & (length < _DIGITS)
 
 
-def _arrival_ns(ancillary: list[tuple[int, int, bytes]], handled_ns: int) -> int:
-    if not ancillary:
+def _arrival_ns(stamp: bytes, handled_ns: int) -> int:
+    if not stamp:
         return handled_ns
-    seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+    seconds, nanoseconds = _TIMESPEC.unpack(stamp)
     return int(seconds * 1_000_000_000 + nanoseconds)

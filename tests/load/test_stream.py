@@ -35,9 +35,9 @@ def chat(tokens: int | None, finish: str | None = None, **delta: object) -> byte
     return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **usage})
 
 
-def stamped(at_ns: int) -> list[tuple[int, int, bytes]]:
-    """Ancillary data with the kernel's stamp."""
-    return [(1, 35, struct.pack("@ll", *divmod(at_ns, 1_000_000_000)))]
+def stamped(at_ns: int) -> bytes:
+    """The kernel's stamp."""
+    return struct.pack("@ll", *divmod(at_ns, 1_000_000_000))
 
 
 def decode(data: bytes, *, is_native: bool, cuts: list[int] | None = None, asked: int = 9) -> tuple[Stream, list]:
