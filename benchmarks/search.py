@@ -7,8 +7,10 @@ seed. Each seed has a host of its own, off from what the forecast expects by up 
 Prints one JSON line per seed and one with the summary. Own words beside Hydra overrides:
 
     seeds=20            how many, from 0
-    policy=ours         or random, tpe_fail (crash = FAIL), tpe_constraints: plain TPE without forecast and recipes
-    --all               every space of this file and every policy, as Markdown tables for docs/search.md
+    policy=ours         or random, tpe_fail (crash = FAIL), tpe_constraints (all three without forecast and recipes),
+                        forecast_tpe (TPE behind our forecast, with recipes)
+    --all               every space of this file with every policy: the table of docs/search.md
+    --pruning           the same candidates on the same hosts with and without pruning, on every space of this file
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from scipy import stats
 
 from bench import config, engines
 from bench.engines.protocol import Candidate, RefusedError, ServerConfig
@@ -38,17 +42,61 @@ from bench.search.study import Proposal, Study, launched
 
 MAX_ENUMERATED = 20_000  # canonical points up to which the best is the enumerated one; else as many are sampled
 MAX_POINTS = 200_000  # points that are looked at to find out
+PROMISING = 0.3  # share of all points that is looked at on each seed's host
 ASCENT_STARTS = 5
 TRIALS = 40
 NEAR = 0.95
 POLICIES = {
     "ours": ["search.sampler=pool"],
-    "forecast_tpe": [],
+    "forecast_tpe": ["search.sampler=tpe"],
     "random": ["search.sampler=random", "search.forecast=off", "space.recipes=[]"],
     "tpe_fail": ["search.sampler=tpe", "search.forecast=off", "space.recipes=[]"],
     "tpe_constraints": ["search.sampler=tpe", "search.forecast=off", "space.recipes=[]"],
 }
-CHOSEN = "finalist_trial"
+
+
+_DENSE_SMALL = [
+    "space.parameters.max_running_requests={choices: [null, 4, 8, 16, 32], memory: up}",
+    "space.parameters.cuda_graph_max_bs_decode={choices: [null, 4, 8, 16, 32], memory: up}",
+    "space.parameters.schedule_policy=null",
+    "space.parameters.schedule_conservativeness=null",
+]
+_HYBRID_SMALL = [
+    "engine=simulator",
+    "engine.flags={}",
+    "engine.simulated_acceptance=null",
+    "space.parameters.schedule_policy=null",
+    "space.parameters.schedule_conservativeness=null",
+    "space.parameters.chunked_prefill_size=null",
+    "space.parameters.mamba_full_memory_ratio=null",
+    "space.parameters.mamba_radix_cache_strategy=null",
+    "space.parameters.disable_overlap_schedule=null",
+    "space.parameters.max_running_requests={high: 88, step: 16}",
+    "space.parameters.mem_fraction_static.step=0.04",
+]
+# Hybrid and dense models, 24 to 180 GB, with and without speculation, 4 to 128 requests, 400 to two billion points.
+SPACES = {
+    "27B hybrid, H200, quick": ["+experiment=quickstart"],
+    "27B hybrid, RTX PRO 6000": ["+experiment=mtp_rtx_pro_6000"],
+    "8B dense, RTX 4090": ["+experiment=baseline_no_spec", "hardware=rtx_4090", "workload.levels=[1,8]", *_DENSE_SMALL],
+    "27B hybrid, B200": ["+experiment=mtp_b200"],
+    "8B dense, H100": ["+experiment=baseline_no_spec"],
+    "27B hybrid in FP8, L40S": [
+        "+experiment=mtp_rtx_pro_6000",
+        "hardware=l40s",
+        "model.quantization=fp8",
+        "workload.levels=[1,4]",
+    ],
+    "8B dense with EAGLE3, A100": [
+        "+experiment=eagle3",
+        "hardware=a100_80g",
+        "model.draft_path=draft",
+        "workload.levels=[4,32]",
+    ],
+    "27B hybrid, H200, small": ["+experiment=mtp_h200", *_HYBRID_SMALL],
+}
+PRUNING_TRIALS = 20
+MEMORY_FOLDER = Path("/dev/shm")  # journals are synced to disk line by line, which is most of a simulated sweep's time
 
 
 class FailStudy(Study):
@@ -62,6 +110,12 @@ class FailStudy(Study):
             super().tell(proposal, record)
 
 
+def quiet(host: SimulatedHost) -> SimulatedHost:
+    """The same host without noise."""
+    disturbance = replace(host.disturbance, noise=0.0)
+    return SimulatedHost(host.shape, host.hardware, version=host.version, disturbance=disturbance, seed=host.seed)
+
+
 @dataclass(frozen=True)
 class Truth:
     """What a host really gives, without noise, and the best that is known of it."""
@@ -73,17 +127,10 @@ class Truth:
 
     @classmethod
     def of(cls, experiment: Experiment, engine: SglangEngine, host: SimulatedHost, points: Points) -> Truth:
-        quiet = SimulatedHost(
-            host.shape,
-            host.hardware,
-            version=host.version,
-            disturbance=replace(host.disturbance, noise=0.0),
-            seed=host.seed,
-        )
-        truth = cls(quiet, experiment, 0.0, 0.0)
-        found = [(truth.goodness(point), index) for index, point in enumerate(points.configs)]
+        truth = cls(quiet(host), experiment, 0.0, 0.0)
+        found = [(truth.goodness(points.configs[index]), index) for index in points.promising(experiment, host)]
         best = max(goodness for goodness, _ in found)
-        near = sum(goodness >= NEAR * best for goodness, _ in found) / len(found)
+        near = sum(goodness >= NEAR * best for goodness, _ in found) / len(points.configs)
         if not points.enumerated:
             for _, index in sorted(found, reverse=True)[:ASCENT_STARTS]:
                 best = max(best, truth.ascend(engine, points.candidates[index]))
@@ -122,6 +169,16 @@ class Points:
     candidates: list[Candidate]
     configs: list[ServerConfig]
     enumerated: bool
+    ranked: list[int] = field(default_factory=list)
+
+    def promising(self, experiment: Experiment, host: SimulatedHost) -> list[int]:
+        """Indices of the better part on a host that is not disturbed. A disturbance only takes memory away and makes
+        all steps slower alike, so the best on any host is among them."""
+        if not self.ranked:
+            plain = Truth(SimulatedHost(host.shape, host.hardware, version=host.version), experiment, 0.0, 0.0)
+            values = [plain.goodness(point) for point in self.configs]
+            self.ranked.extend(sorted(range(len(values)), key=lambda index: -values[index]))
+        return self.ranked[: max(1000, int(PROMISING * len(self.ranked)))]
 
     @classmethod
     def of(cls, engine: SglangEngine, space: Space) -> Points:
@@ -206,7 +263,7 @@ def search(
 ) -> dict[str, object]:
     """One whole search; what it took and what it found."""
     clock = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.exists() else None) as folder:
         study = kind(experiment, engine, Space(experiment.space), RunFolder(Path(folder)), [])
         while study.launches < experiment.search.trials and (proposal := study.ask()) is not None:
             study.tell(proposal, trial(experiment, engine, host, proposal, study.incumbent))
@@ -286,16 +343,87 @@ def hosts(engine: SglangEngine, seeds: int) -> list[SimulatedHost]:
     ]
 
 
+def compare(seeds: int) -> None:
+    """Every policy on every space."""
+    for name, words in SPACES.items():
+        experiment, engine = load(words)
+        points = Points.of(engine, Space(experiment.space))
+        truths = [Truth.of(experiment, engine, host, points) for host in hosts(engine, seeds)]
+        for policy, settings in POLICIES.items():
+            experiment, _ = load([*words, *settings])
+            rows = run(experiment, engine, hosts(engine, seeds), truths, policy)
+            print(json.dumps({**summary(experiment, policy, rows, points, truths), "space": name}), flush=True)
+
+
+def compare_pruning(seeds: int) -> None:
+    """Random candidates, which do not depend on what was measured, so that both searches launch the same."""
+    worse = pairs = 0
+    saved = []
+    for name, words in SPACES.items():
+        common = [*words, "search.sampler=random", f"search.trials={PRUNING_TRIALS}"]
+        experiment, engine = load(common)
+        whole = replace(experiment, search=replace(experiment.search, prune=False))
+        truths = [
+            Truth(quiet(host), experiment, 1.0, 0.0) for host in hosts(engine, seeds)
+        ]  # picks are compared with each other, the best is not needed
+        with_pruning = run(experiment, engine, hosts(engine, seeds), truths, "random")
+        without = run(whole, engine, hosts(engine, seeds), truths, "random")
+        here = sum(
+            float(str(a["pick_over_best"])) < 0.98 * float(str(b["pick_over_best"]))
+            for a, b in zip(with_pruning, without, strict=True)
+        )
+        better = sum(
+            float(str(b["pick_over_best"])) < 0.98 * float(str(a["pick_over_best"]))
+            for a, b in zip(with_pruning, without, strict=True)
+        )
+        spent = [sum(float(str(row["measuring_s"])) for row in rows) for rows in (with_pruning, without)]
+        saved.append(1 - spent[0] / spent[1])
+        worse, pairs = worse + here, pairs + seeds
+        print(
+            json.dumps(
+                {"space": name, "pairs": seeds, "worse": here, "better": better, "time_saved": round(saved[-1], 3)}
+            ),
+            flush=True,
+        )
+    interval = stats.binomtest(worse, pairs).proportion_ci(method="exact")
+    print(
+        json.dumps(
+            {
+                "pairs": pairs,
+                "worse": worse,
+                "worse_share_interval_95": [round(interval.low, 4), round(interval.high, 4)],
+                "time_saved_mean": round(statistics.fmean(saved), 3),
+                "time_saved_least": round(min(saved), 3),
+            }
+        )
+    )
+
+
+def run(
+    experiment: Experiment,
+    engine: SglangEngine,
+    machines: Sequence[SimulatedHost],
+    truths: Sequence[Truth],
+    policy: str,
+) -> list[dict[str, object]]:
+    kind = FailStudy if policy == "tpe_fail" else Study
+    return [
+        search(replace(experiment, search=replace(experiment.search, seed=host.seed)), engine, host, truth, kind)
+        for host, truth in zip(machines, truths, strict=True)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    seeds, policy = 20, "ours"
-    for word in list(words):
-        if word.startswith("seeds="):
-            seeds = int(word.removeprefix("seeds="))
-            words.remove(word)
-        elif word.startswith("policy="):
-            policy = word.removeprefix("policy=")
-            words.remove(word)
+    given = dict(word.split("=", 1) for word in words if word.startswith(("seeds=", "policy=")))
+    words = [word for word in words if not word.startswith(("seeds=", "policy="))]
+    seeds, policy = int(given.get("seeds", 20)), given.get("policy", "ours")
+    if policy not in POLICIES:
+        print(f"policy={policy}: expected one of {', '.join(POLICIES)}", file=sys.stderr)
+        return 2
+    if words in (["--all"], ["--pruning"]):
+        (compare if words == ["--all"] else compare_pruning)(seeds)
+        return 0
     try:
         experiment, engine = load([*words, *POLICIES[policy]])
     except config.ConfigError as error:
@@ -305,8 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, truths = [], []
     for host in hosts(engine, seeds):
         truths.append(Truth.of(experiment, engine, host, points))
-        seeded = replace(experiment, search=replace(experiment.search, seed=host.seed))
-        rows.append(search(seeded, engine, host, truths[-1], FailStudy if policy == "tpe_fail" else Study))
+        rows += run(experiment, engine, [host], truths[-1:], policy)
         print(json.dumps(rows[-1]), flush=True)
     print(json.dumps(summary(experiment, policy, rows, points, truths)))
     return 0

@@ -19,9 +19,9 @@ from bench.search import objective
 
 BASELINES = ("baseline", "anchor")
 # Launches before the baseline is launched again. The H200 compiled during the first two.
-ANCHOR_AFTER = 7
+ANCHOR_AFTER = 10
 # A shorter search has no launch to spare; its finalists tell.
-LEAST_TRIALS = 15
+LEAST_TRIALS = 20
 # Relative difference that is taken for a drift, if the windows' intervals lie apart as well. Launches of one
 # configuration on one host were seen to differ by 1 to 3 %.
 LEAST_CHANGE = 0.05

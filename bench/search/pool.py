@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
 from bench.experiment import Experiment
-from bench.outcome import Cause, OutcomeKind
+from bench.outcome import OUT_OF_MEMORY, Cause, OutcomeKind
 from bench.records import TrialRecord
 from bench.search import feasibility, objective
 from bench.search.roofline import Roofline, accepted_share, roofline
@@ -25,14 +25,20 @@ from bench.search.space import Space
 from bench.search.surrogate import Array, Encoding, Surrogate, distances, expected_improvement, success_chance
 
 DRAWN = 1500  # random points at the start; a space of no more points is taken whole
+DEFAULT_SHARE = 0.7  # of the parameters of half of them, that are left to the engine
+# What a setting beyond the engine's default is taken to cost (of the logarithm) until it proves itself: defaults are
+# chosen with care, and of equals the simplest is wanted.
+SETTING_COST = 0.01
 ASCENTS = 3  # rounds of neighbours of the most promising, at the start
 PARENTS = (3, 1)  # whose neighbours join in each round, of the start and later
+FRONT = 500  # of the ranking, that are forecast anew when launches teach something
 LOG_RANGE = 8.0  # a parameter whose values span at least this factor is taken logarithmically
 LEAST_NOISE = 0.01  # relative; launches of one configuration differ by more than their windows tell
 # Chance that a launch succeeds, by the forecast's verdict, before any launch has shown it.
 SUCCESS = {"fits": 0.95, "edge": 0.6, "does_not_fit": 0.02, "refused": 0.02}
-PHYSICAL_NUMBERS, PHYSICAL_CODES = 5, 2
+PHYSICAL_NUMBERS, PHYSICAL_CODES = 6, 3
 GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
+PAST_EDGE = 0.05  # of that chance, where the forecast leaves less memory than to a launch that ran out of it
 REGIME_GAP = 6.0  # how much more than one parameter it says about success, whether a server is filled to its limit
 
 
@@ -59,6 +65,7 @@ class Pool:
         self._entries: dict[str, _Entry] = {}
         self._known = (Calibration(), 0.0)
         self._expanded: set[str] = set()
+        self._front: set[str] = set()
         self._stale: frozenset[int] = frozenset()
 
     def choose(
@@ -95,7 +102,11 @@ class Pool:
 
     def _draw(self) -> None:
         whole = self._space.size is not None and self._space.size <= 2 * DRAWN
-        self._add(self._space.enumerate() if whole else self._space.sample(DRAWN, seed=self._seed))
+        if whole:
+            self._add(self._space.enumerate())
+        else:
+            self._add(self._space.sample(DRAWN // 2, seed=self._seed))
+            self._add(self._space.sample(DRAWN // 2, seed=self._seed, default_share=DEFAULT_SHARE))
         self._add(Candidate(dict(recipe)) for recipe in self._experiment.space.recipes)
         self._columns = _Columns([entry.config for entry in self._entries.values()])
 
@@ -131,14 +142,15 @@ class Pool:
         )
 
     def _foresee(self, calibration: Calibration, accepted: float) -> None:
-        """Forecast what is new, and all again once launches have taught something that matters."""
+        """Forecast what is new, and the front again once launches have taught something that matters: what stands
+        far behind does not come to the front by a GiB."""
         stale = _rounded(calibration) != _rounded(self._known[0])
         if stale:
             self._known = (calibration, accepted)
         again = abs(accepted - self._known[1]) > 0.01
         self._known = (self._known[0], accepted if again else self._known[1])
         for entry in self._entries.values():
-            if stale or entry.forecast is None:
+            if entry.forecast is None or (stale and entry.config.key in self._front):
                 entry.forecast, entry.roofline = self._foreseen(entry.config)
             elif again:
                 entry.roofline = self._roofline(entry.forecast)
@@ -172,21 +184,24 @@ class Pool:
             if record.outcome.counts and record.outcome.cause not in (Cause.FORECAST, Cause.DOMINATED)
         ]
         scores = self._scores(entries, tried)
-        return [entries[index] for index in np.argsort(-scores)]
+        ranked = [entries[index] for index in np.argsort(-scores)]
+        self._front = {entry.config.key for entry in ranked[:FRONT]}
+        return ranked
 
     def _scores(self, entries: Sequence[_Entry], tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
         prior = np.array([_prior(entry) for entry in entries])
+        new = self._columns.encode(entries)
         measured = [
             (record, entry, score, _noise(record, self._experiment))
             for record, entry in tried
             if record.number not in self._stale
             and (score := objective.score(self._experiment, record.measurements)) is not None
         ]
-        chance = self._success(entries, tried)
+        chance = self._success(entries, new, tried)
         if not measured:
             return prior + np.log(chance)
         everything = [entry for _, entry, _, _ in measured]
-        seen, new = self._columns.encode(everything), self._columns.encode(entries)
+        seen = self._columns.encode(everything)
         seen_gaps, gaps = distances(seen, seen), distances(new, seen)
         noise = np.array([deviation for *_, deviation in measured])
         base = np.array([_prior(entry) for entry in everything])
@@ -204,20 +219,26 @@ class Pool:
         smoothed = (model.predict(seen_gaps).mean + base)[meets_seen]
         return expected_improvement(model.predict(gaps).shifted(prior), float(smoothed.max())) * meets * chance
 
-    def _success(self, entries: Sequence[_Entry], tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
+    def _success(self, entries: Sequence[_Entry], new: Encoding, tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
         advise = self._experiment.search.forecast != "prune"
         prior = np.array([_chance(entry, advise) for entry in entries])
         if not tried:
             return prior
-        seen = self._columns.encode([entry for _, entry in tried], regime_gap=REGIME_GAP)
-        new = self._columns.encode(entries, regime_gap=REGIME_GAP)
-        return success_chance(
-            distances(seen, seen),
-            distances(new, seen),
+        seen = self._columns.encode([entry for _, entry in tried])
+        seen_gaps, gaps = distances(seen, seen), distances(new, seen)
+        seen_gaps[-1] *= REGIME_GAP  # the last feature
+        gaps[-1] *= REGIME_GAP
+        chance = success_chance(
+            seen_gaps,
+            gaps,
             np.array([1.0 if record.outcome.kind in GOOD else 0.0 for record, _ in tried]),
             np.array([_chance(entry, advise) for _, entry in tried]),
             prior,
         )
+        lowest = max((_margin(entry) for record, entry in tried if record.outcome.cause in OUT_OF_MEMORY), default=None)
+        if lowest is not None:  # what has no more room than something that ran out of it
+            chance = np.where([_margin(entry) <= lowest for entry in entries], chance * PAST_EDGE, chance)
+        return chance
 
 
 class _Columns:
@@ -239,15 +260,13 @@ class _Columns:
                 self._codes.append(name)
         self._rows: dict[str, tuple[list[float], list[float]]] = {}
 
-    def encode(self, entries: Sequence[_Entry], regime_gap: float = 1.0) -> Encoding:
+    def encode(self, entries: Sequence[_Entry]) -> Encoding:
         rows = [self._row(entry.config) for entry in entries]
         numbers = [row[0] + _physics(entry) for row, entry in zip(rows, entries, strict=True)]
         codes = [[*row[1], *_regime(entry)] for row, entry in zip(rows, entries, strict=True)]
-        gaps = np.ones(len(codes[0]))
-        gaps[-1] = regime_gap
         flags, physical = len(self._numbers), PHYSICAL_NUMBERS
-        groups = np.repeat([0.0, 1.0, 0.0, 1.0], [flags, physical, len(self._codes), PHYSICAL_CODES])
-        return Encoding(np.array(numbers), np.array(codes), gaps, groups)
+        groups = np.repeat([0.0, 1.0, 0.0, 1.0, 0.0], [flags, physical, len(self._codes), PHYSICAL_CODES - 1, 1])
+        return Encoding(np.array(numbers), np.array(codes), groups)
 
     def _row(self, config: ServerConfig) -> tuple[list[float], list[float]]:
         if config.key not in self._rows:
@@ -279,19 +298,28 @@ def _physics(entry: _Entry) -> list[float]:
         found.step_tokens / 8,
         found.depth / 5,
         found.branches / 4,
+        math.log(found.running * found.step_tokens) / 3,
     ]
 
 
 def _regime(entry: _Entry) -> list[float]:
-    """Whether the batch is within what was captured; whether the server is filled to its limit, and speculates."""
+    """Whether the batch is within what was captured, whether it speculates, and what success may depend on: these, the
+    verdict, and whether the server is filled to its limit."""
     found, verdict = entry.roofline, entry.forecast.verdict if entry.forecast else ""
     if found is None:
         return [0.0] * PHYSICAL_CODES
-    return [float(found.captured), 4.0 * (verdict == "edge") + 2.0 * found.saturated + (found.step_tokens > 1)]
+    speculates = float(found.step_tokens > 1)
+    return [float(found.captured), speculates, 4.0 * (verdict == "edge") + 2.0 * found.saturated + speculates]
 
 
 def _prior(entry: _Entry) -> float:
-    return math.log(entry.roofline.tok_per_s) if entry.roofline else 0.0
+    cost = SETTING_COST * (len(entry.config.flags) + len(entry.config.env))
+    return (math.log(entry.roofline.tok_per_s) if entry.roofline else 0.0) - cost
+
+
+def _margin(entry: _Entry) -> float:
+    margin = entry.forecast.margin_bytes if entry.forecast else None
+    return math.inf if margin is None else margin
 
 
 def _chance(entry: _Entry, advise: bool) -> float:

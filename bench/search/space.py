@@ -204,12 +204,16 @@ class Space:
                 total += math.prod(_grid_size(item) or 1 for item in free if self._active(item, values))
         return total
 
-    def sample(self, count: int, *, seed: int) -> Iterator[Candidate]:
-        """Random points that meet the constraints, at most ``count``, possibly equal ones among them."""
+    def sample(self, count: int, *, seed: int, default_share: float = 0.0) -> Iterator[Candidate]:
+        """Random points that meet the constraints, at most ``count``, possibly equal ones among them.
+
+        Args:
+            default_share: chance that a parameter which can be left to the engine is.
+        """
         generator = random.Random(seed)
         for _ in range(count):
             for _ in range(SAMPLES_PER_DRAW):
-                candidate = self._draw(generator)
+                candidate = self._draw(generator, default_share)
                 if not self.violated(candidate):
                     yield candidate
                     break
@@ -230,11 +234,13 @@ class Space:
                 if values.get(changed.name) == value and not self.violated(neighbour):
                     yield neighbour
 
-    def _draw(self, generator: random.Random) -> Candidate:
+    def _draw(self, generator: random.Random, default_share: float) -> Candidate:
         values: dict[str, Value | None] = {}
         for parameter in self.parameters:
             if self._active(parameter, values):
-                values[parameter.name] = _random(parameter, generator)
+                left = _can_be_left(parameter) and default_share > 0 and generator.random() < default_share
+                default = False if parameter.kind == "flag" else None
+                values[parameter.name] = default if left else _random(parameter, generator)
         return _candidate(values)
 
     def _combinations(
@@ -495,6 +501,11 @@ def _random(parameter: Parameter, generator: random.Random) -> Value | None:
     if size is None:
         return _rounded(parameter, generator.uniform(low, high))
     return next(itertools.islice(_grid(parameter), generator.randrange(size), None))
+
+
+def _can_be_left(parameter: Parameter) -> bool:
+    """Whether the engine's default is among its values."""
+    return parameter.kind == "flag" or None in parameter.choices
 
 
 def _others(parameter: Parameter, value: Value | None, generator: random.Random) -> list[Value | None]:

@@ -124,14 +124,17 @@ class Study:
             return Proposal(
                 len(self.records), "anchor", candidate, config, self._foresee(candidate, config, "anchor")[0]
             )
-        while self._queue:
-            role, candidate = self._queue.popleft()
-            proposal = self._propose(role, candidate, self._open(candidate))
-            if proposal is not None:
-                return proposal
-        if self._pool is not None:
-            chosen = self._pool.choose(self.records, self._seen, self.calibration, self.stale)
-            return self._propose("search", chosen, self._open(chosen)) if chosen is not None else None
+        if not self._is_pools_turn() and (proposal := self._next_queued()) is not None:
+            return proposal
+        return self._from_pool(self._pool) if self._pool is not None else self._from_sampler()
+
+    def _from_pool(self, pool: Pool) -> Proposal | None:
+        chosen = pool.choose(self.records, self._seen, self.calibration, self.stale)
+        if chosen is None:
+            return self._next_queued()
+        return self._propose("search", chosen, self._open(chosen))
+
+    def _from_sampler(self) -> Proposal | None:
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
             candidate = self._space.suggest(trial)
@@ -146,6 +149,19 @@ class Study:
                 proposal = self._propose("search", candidate, self._open(candidate))
                 if proposal is not None:
                     return proposal
+        return None
+
+    def _is_pools_turn(self) -> bool:
+        """Recipes and the pool's own choices take turns: what the forecast promises need not wait for all recipes."""
+        last = next((record for record in reversed(self.records) if launched(record)), None)
+        return self._pool is not None and last is not None and last.role == "recipe"
+
+    def _next_queued(self) -> Proposal | None:
+        while self._queue:
+            role, candidate = self._queue.popleft()
+            proposal = self._propose(role, candidate, self._open(candidate))
+            if proposal is not None:
+                return proposal
         return None
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:

@@ -36,13 +36,12 @@ class Encoding:
 
     Attributes:
         numbers: values from about 0 to 1, NaN where the feature is absent.
-        codes: categories as numbers. code_gaps: how far different ones are apart, by feature.
+        codes: categories as numbers.
         physical: 1 for each feature, numbers first, that comes from the forecast, 0 for flags.
     """
 
     numbers: Array
     codes: Array
-    code_gaps: Array
     physical: Array
 
 
@@ -52,8 +51,8 @@ def distances(one: Encoding, other: Encoding) -> Array:
     for a, b in zip(one.numbers.T, other.numbers.T, strict=True):
         gap = np.abs(a[:, None] - b[None, :])
         found.append(np.where(np.isnan(gap), (np.isnan(a)[:, None] != np.isnan(b)[None, :]) * 1.0, gap))
-    for a, b, gap_of in zip(one.codes.T, other.codes.T, one.code_gaps, strict=True):
-        found.append((a[:, None] != b[None, :]) * gap_of)
+    for a, b in zip(one.codes.T, other.codes.T, strict=True):
+        found.append((a[:, None] != b[None, :]) * 1.0)
     return np.array(found)
 
 

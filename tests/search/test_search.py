@@ -1,0 +1,105 @@
+"""Whole searches on simulated hosts that are not as the forecast expects: what they find, and what they waste."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.engines.simulator.options import Disturbance
+from bench.engines.simulator.virtual import SimulatedHost
+from bench.outcome import OUT_OF_MEMORY
+from bench.records import RunFolder
+from bench.search import drift
+from bench.search.space import Space
+from bench.search.study import Study, launched
+from benchmarks import search as benchmark
+
+SMALL = [
+    "+experiment=mtp_rtx_pro_6000",
+    "search.trials=12",
+    "space.parameters.schedule_policy=null",
+    "space.parameters.schedule_conservativeness=null",
+    "space.parameters.attention_backend=null",
+    "space.parameters.enable_hierarchical_cache=null",
+    "space.parameters.hicache_ratio=null",
+    "space.parameters.hicache_write_policy=null",
+    "space.parameters.mamba_full_memory_ratio=null",
+    "space.parameters.max_mamba_cache_size=null",
+    "space.recipes=[]",
+]
+
+
+@pytest.fixture(scope="module")
+def small():
+    return benchmark.load(SMALL)
+
+
+def searched(experiment, engine, host, folder, launches):
+    """Records of a search that is driven as a sweep does."""
+    study = Study(experiment, engine, Space(experiment.space), RunFolder(folder), [])
+    while study.launches < launches and (proposal := study.ask()) is not None:
+        study.tell(proposal, benchmark.trial(experiment, engine, host, proposal, study.incumbent))
+    return study
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_few_launches_find_what_a_sample_of_the_space_has_to_offer(small, tmp_path, seed):
+    experiment, engine = small
+    host = benchmark.hosts(engine, seed + 1)[seed]
+    truth = benchmark.Truth(benchmark.quiet(host), experiment, 1.0, 0.0)
+    sample = [benchmark.canonical(engine, item) for item in Space(experiment.space).sample(400, seed=9)]
+    best = max(truth.goodness(item) for item in sample if item is not None)
+    study = searched(experiment, engine, host, tmp_path, 9)
+    assert max(truth.goodness(record.config) for record in study.records) >= 0.95 * best
+    assert sum(record.outcome.cause in OUT_OF_MEMORY for record in study.records if launched(record)) <= 1
+
+
+def test_the_same_seed_makes_the_same_search(small, tmp_path):
+    experiment, engine = small
+    runs = [searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 5) for _ in range(2)]
+    first, second = ([record.config.key for record in run.records] for run in runs)
+    assert first == second
+
+
+def test_no_server_is_launched_twice_but_the_baseline(small, tmp_path):
+    experiment, engine = small
+    study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 11)
+    keys = [record.config.key for record in study.records if record.role not in drift.BASELINES]
+    assert len(set(keys)) == len(keys)
+
+
+def test_limits_steer_the_search(tmp_path):
+    experiment, engine = benchmark.load(
+        [*SMALL, "objective=throughput_under_limits", "objective.limits={tpot_s.p95: 0.02}"]
+    )
+    study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 9)
+    assert study.incumbent is not None
+
+
+class SettlingHost(SimulatedHost):
+    """A host whose first launches are slower by a quarter, as they compile kernels."""
+
+    launches = 0
+
+    def launch(self, config):
+        SettlingHost.launches += 1
+        scale = 1 / 0.75 if SettlingHost.launches <= 6 else 1.0
+        disturbance = replace(Disturbance(noise=0.02), step_scale=scale)
+        host = SimulatedHost(self.shape, self.hardware, version=self.version, disturbance=disturbance, seed=self.seed)
+        return host.launch(config)
+
+
+def test_values_of_a_host_that_was_settling_are_forgotten_and_the_best_of_them_launched_again(small, tmp_path):
+    experiment, engine = small
+    experiment = replace(experiment, search=replace(experiment.search, trials=drift.LEAST_TRIALS))
+    SettlingHost.launches = 0
+    host = SettlingHost(engine.shape, engine.hardware, version=engine.version, seed=0)
+    study = searched(experiment, engine, host, tmp_path, drift.ANCHOR_AFTER + 6)
+    anchor = next(record for record in study.records if record.role == "anchor")
+    assert study.stale == set(range(anchor.number))
+    before = {record.config.key for record in study.records if record.number < anchor.number}
+    again = [r for r in study.records if r.number > anchor.number and r.config.key in before]
+    assert again
+    assert study.incumbent == max(r.value for r in study.records if r.number >= anchor.number and r.value)
+    resumed = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), study.records)
+    assert resumed.stale == study.stale
+    assert resumed.incumbent == study.incumbent
