@@ -176,6 +176,8 @@ class Study:
             return
         for key, value in constraints(record, self._experiment).items():
             proposal.trial.set_constraint(key, value)
+        for step, value in intermediate(record, self._experiment).items():
+            proposal.trial.report(value, step)
         proposal.trial.set_user_attr("record", record.number)
         proposal.trial.set_user_attr("outcome", f"{record.outcome.kind}: {record.outcome.cause}")
         if record.value is None:
@@ -268,7 +270,7 @@ class Study:
         }
         self._study = _create(self._journal, self._experiment, len(self.records))
         for record in told:
-            shown = replace(record, value=None) if record.number in self.stale else record
+            shown = replace(record, value=None, measurements=()) if record.number in self.stale else record
             self._study.add_trial(_frozen(shown, self._space, self._experiment))
 
     def _remember(self, record: TrialRecord) -> None:
@@ -302,6 +304,12 @@ def constraints(record: TrialRecord, experiment: Experiment) -> dict[str, float]
     return values
 
 
+def intermediate(record: TrialRecord, experiment: Experiment) -> dict[int, float]:
+    """The objective's metric by load level, for Optuna: of a trial that was stopped early it is all there is."""
+    found = {item.concurrency: objective.metric(item, experiment.objective.metric) for item in record.measurements}
+    return {level: value for level, value in found.items() if level is not None and value is not None}
+
+
 def _create(journal: Path, experiment: Experiment, told: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -333,5 +341,6 @@ def _frozen(record: TrialRecord, space: Space, experiment: Experiment) -> Frozen
         params=values,
         distributions=distributions,
         constraints=constraints(record, experiment),
+        intermediate_values=intermediate(record, experiment),
         user_attrs={"record": record.number, "outcome": f"{record.outcome.kind}: {record.outcome.cause}"},
     )

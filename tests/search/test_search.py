@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from bench.engines.simulator.options import Disturbance
 from bench.engines.simulator.virtual import SimulatedHost
@@ -103,3 +106,16 @@ def test_values_of_a_host_that_was_settling_are_forgotten_and_the_best_of_them_l
     resumed = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), study.records)
     assert resumed.stale == study.stale
     assert resumed.incumbent == study.incumbent
+
+
+def test_optuna_is_told_what_each_level_gave_also_of_trials_that_were_stopped(small, tmp_path):
+    experiment, engine = small
+    study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 6)
+    kept = optuna.load_study(
+        study_name=experiment.name, storage=JournalStorage(JournalFileBackend(str(RunFolder(tmp_path).journal)))
+    )
+    told = {trial.user_attrs["record"]: trial.intermediate_values for trial in kept.trials}
+    for record in study.records:
+        if record.number in told:
+            assert set(told[record.number]) == {item.concurrency for item in record.measurements}
+    assert any(told.values())
