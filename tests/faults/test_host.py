@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,7 +19,7 @@ from bench.launch import server
 from bench.launch.server import Server
 from bench.outcome import Cause, OutcomeKind
 from bench.records import SCHEMA_VERSION
-from tests.faults.sweeps import REPOSITORY, Sweep, assert_intact, assert_nothing_left, cleaned_up, until
+from tests.faults.sweeps import Sweep, assert_intact, assert_nothing_left, cleaned_up
 from tests.launch.conftest import LISTENS, stranger
 from tests.launch.test_gpus import GIB, FakeNvml
 
@@ -37,40 +35,15 @@ def swept(tmp_path: Path) -> Iterator[Sweep]:
             assert_intact(made)
 
 
-def thief(port: int) -> subprocess.Popen[str]:
-    return stranger(LISTENS, str(port))
-
-
-def stale_server(port: int) -> subprocess.Popen[str]:
-    """A healthy server of an earlier run, on the very port."""
-    config = json.loads((REPOSITORY / "tests/fixtures/models/qwen27b.json").read_text())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.simulator", "--model-path", "old", "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, "BENCH_SIMULATOR_MODEL_CONFIG": json.dumps(config), "BENCH_SIMULATOR_TIME_SCALE": "500"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    until(lambda: _listens(port), "the stale server")
-    return process
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.parametrize("take", [thief, stale_server])
 def test_a_port_taken_between_reservation_and_bind_is_the_hosts_failure_and_tried_again(
-    swept: Sweep, monkeypatch: pytest.MonkeyPatch, take: Any
+    swept: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[subprocess.Popen[str]] = []
     spawn = server._spawn
 
     def steal_once(argv: tuple[str, ...], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         if not taken:
-            taken.append(take(int(argv[argv.index("--port") + 1])))
+            taken.append(stranger(LISTENS, argv[argv.index("--port") + 1]))
         return spawn(argv, environment, log)
 
     monkeypatch.setattr(server, "_spawn", steal_once)
@@ -212,6 +185,7 @@ def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None
     assert "Traceback" not in swept.output
 
 
+@pytest.mark.slow
 def test_a_truncated_last_line_costs_its_trial_alone_which_is_run_again(swept: Sweep) -> None:
     swept.here(TWO)
     before = swept.trials

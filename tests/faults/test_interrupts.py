@@ -29,7 +29,14 @@ PHASES: dict[str, tuple[tuple[str, ...], Callable[[Sweep], bool]]] = {
 }
 
 
-@pytest.fixture(params=PHASES)
+@pytest.fixture(
+    params=[
+        "start-up",
+        "load",
+        pytest.param("teardown", marks=pytest.mark.slow),
+        pytest.param("between trials", marks=pytest.mark.slow),
+    ]
+)
 def in_phase(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sweep, subprocess.Popen[str]]]:
     more, reached = PHASES[request.param]
     with cleaned_up(Sweep(tmp_path / "results")) as swept:
