@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.secrets import REDACTED, is_secret, redact_argv, redact_env, redact_text, secret_values
+from bench.secrets import REDACTED, is_secret, redact_argv, redact_env, redact_text, redact_tree, secret_values
 
 SECRET_NAMES = [
     "HF_TOKEN",
@@ -116,3 +116,20 @@ def test_log_lines_are_left_as_they_are() -> None:
 
 def test_short_values_do_not_garble_texts() -> None:
     assert secret_values({"A_TOKEN": "abc", "B_TOKEN": "long enough"}) == {"long enough"}
+
+
+def test_plain_data_loses_secrets_by_key_and_by_value() -> None:
+    data = {
+        "engine": {"env": {"HF_TOKEN": "abc", "N": "4"}, "flags": {"api_key": 123456, "max_total_tokens": 4096}},
+        "overrides": ["engine.env.HF_TOKEN=abc", "run=topsecret"],
+        "nothing": {"api_key": None, "password": ""},
+    }
+    assert redact_tree(data, values=("topsecret",)) == {
+        "engine": {"env": {"HF_TOKEN": REDACTED, "N": "4"}, "flags": {"api_key": REDACTED, "max_total_tokens": 4096}},
+        "overrides": [f"engine.env.HF_TOKEN={REDACTED}", f"run={REDACTED}"],
+        "nothing": {"api_key": None, "password": ""},
+    }
+
+
+def test_the_name_of_a_flag_is_no_secret() -> None:
+    assert redact_text("api_key: --api-key", values=()) == "api_key: --api-key"

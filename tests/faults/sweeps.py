@@ -76,7 +76,6 @@ class Sweep:
             contextlib.redirect_stderr(said),
         ):
             patch.setenv(MARK, self.mark)
-            patch.setattr(sweep.Sweep, "_report", lambda _self: None)  # pictures have tests of their own
             adjust(patch)
             self.code = sweep.main(self.words(*overrides))
         self.output += said.getvalue()
@@ -111,7 +110,7 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = 60) 
     end_s = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < end_s, f"waited {deadline_s} s for {what}"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return value
 
 

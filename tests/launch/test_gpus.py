@@ -147,6 +147,14 @@ async def test_another_process_on_the_gpu_is_named_with_its_pid(nvml: FakeNvml) 
     )
 
 
+def test_who_computes_before_the_sweep_is_not_part_of_the_idle_memory(nvml: FakeNvml) -> None:
+    nvml.used_bytes = [31 * GIB]
+    nvml.processes = [SimpleNamespace(pid=1, usedGpuMemory=30 * GIB)]
+    assert Gpus("0").idle_bytes() == (GIB,)
+    nvml.processes = []  # as in a container: nobody is listed, so what is used cannot be told from what is idle
+    assert Gpus("0").idle_bytes() == (31 * GIB,)
+
+
 async def test_where_the_driver_lists_nobody_the_memory_in_use_is_said(nvml: FakeNvml) -> None:
     gpus = Gpus("0")
     nvml.used_bytes[0] = 30 * GIB

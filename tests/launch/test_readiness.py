@@ -201,6 +201,15 @@ async def test_silent_work_in_a_child_is_no_hang_until_the_start_takes_too_long(
     assert "not ready after 4 s" in outcome.detail
 
 
+async def test_a_start_that_takes_too_long_while_it_works_is_called_slow(pad: Launchpad) -> None:
+    code = "print('PHASE graph_capture', flush=True)\nfor i in range(500): print(i, flush=True); time.sleep(0.1)"
+    async with await pad.start(code) as server:
+        outcome = await wait(server, pad.healthy, stall_timeout_s=60.0, start_timeout_s=1.5)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.cause, outcome.phase) == (Cause.STARTUP_HANG, Phase.GRAPH_CAPTURE)
+    assert "still compiling or capturing graphs: slow, not stuck" in outcome.detail
+
+
 async def test_a_progress_bar_is_progress(pad: Launchpad) -> None:
     code = "for i in range(10): print(f'\\r{i}/10', end='', flush=True); time.sleep(0.1)"
     async with await pad.start(code) as server:

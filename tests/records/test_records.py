@@ -76,3 +76,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(TypeError):
         records.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_a_line_that_is_no_record_is_named_and_left_alone(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    records.append(path, full(0))
+    line = json.loads(path.read_text())
+    line["outcome"]["cause"] = "moon_phase"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecordError, match=r"line 1: not a record of this version.*moon_phase"):
+        records.read(path)
