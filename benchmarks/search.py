@@ -42,7 +42,8 @@ from bench.search.study import Proposal, Study, launched
 
 MAX_ENUMERATED = 20_000  # canonical points up to which the best is the enumerated one; else as many are sampled
 MAX_POINTS = 200_000  # points that are looked at to find out
-PROMISING = 0.3  # share of all points that is looked at on each seed's host
+# Points that are looked at on each seed's host: so many, and all that reach this share of the best on a plain host.
+LEAST_PROMISING, PROMISING = 3000, 0.8
 ASCENT_STARTS = 5
 TRIALS = 40
 NEAR = 0.95
@@ -177,8 +178,10 @@ class Points:
         if not self.ranked:
             plain = Truth(SimulatedHost(host.shape, host.hardware, version=host.version), experiment, 0.0, 0.0)
             values = [plain.goodness(point) for point in self.configs]
-            self.ranked.extend(sorted(range(len(values)), key=lambda index: -values[index]))
-        return self.ranked[: max(1000, int(PROMISING * len(self.ranked)))]
+            order = sorted(range(len(values)), key=lambda index: -values[index])
+            kept = max(LEAST_PROMISING, sum(value >= PROMISING * values[order[0]] for value in values))
+            self.ranked.extend(order[:kept])
+        return self.ranked
 
     @classmethod
     def of(cls, engine: SglangEngine, space: Space) -> Points:

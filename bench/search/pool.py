@@ -65,7 +65,7 @@ class Pool:
         self._entries: dict[str, _Entry] = {}
         self._known = (Calibration(), 0.0)
         self._expanded: set[str] = set()
-        self._front: set[str] = set()
+        self._ranking: list[_Entry] = []
         self._stale: frozenset[int] = frozenset()
 
     def choose(
@@ -83,19 +83,18 @@ class Pool:
             stale: numbers of the records whose values are not comparable any more.
         """
         self._stale = stale
-        rounds = 1
+        accepted, done = accepted_share(records), set(seen)
+        rounds, parents = 1, PARENTS[1]
         if not self._entries:
             self._draw()
-            rounds = ASCENTS
-        done = set(seen)
-        self._foresee(calibration, accepted_share(records))
-        ranked = self._ranked(records, done)
+            rounds, parents = ASCENTS, PARENTS[0]
+            self._foresee(calibration, accepted)
+            self._rank(records, done)
         for _ in range(rounds):
-            if not self._expand(records, ranked, PARENTS[rounds == 1]):
-                break
-            self._foresee(calibration, accepted_share(records))
-            ranked = self._ranked(records, done)
-        for entry in ranked:
+            self._expand(records, parents)
+            self._foresee(calibration, accepted)
+            self._rank(records, done)
+        for entry in self._ranking:
             if feasibility.dominating(entry.candidate, records, self._experiment.space) is None:
                 return entry.candidate
         return None
@@ -110,8 +109,7 @@ class Pool:
         self._add(Candidate(dict(recipe)) for recipe in self._experiment.space.recipes)
         self._columns = _Columns([entry.config for entry in self._entries.values()])
 
-    def _add(self, candidates: Iterable[Candidate]) -> bool:
-        before = len(self._entries)
+    def _add(self, candidates: Iterable[Candidate]) -> None:
         for candidate in candidates:
             try:
                 config = self._engine.canonical(candidate)
@@ -119,9 +117,8 @@ class Pool:
                 continue
             if config.key not in self._entries and self._space.contains(candidate):
                 self._entries[config.key] = _Entry(candidate, config)
-        return len(self._entries) > before
 
-    def _expand(self, records: Sequence[TrialRecord], ranked: Sequence[_Entry], parents: int) -> bool:
+    def _expand(self, records: Sequence[TrialRecord], parents: int) -> None:
         """Take in the neighbours of the most promising and of the best measured."""
         measured = sorted(
             (
@@ -133,13 +130,11 @@ class Pool:
             ),
             key=lambda record: -_goodness(self._experiment, record.value or 0.0),
         )
-        found = [(entry.config.key, entry.candidate) for entry in ranked[:parents]]
+        found = [(entry.config.key, entry.candidate) for entry in self._ranking[:parents]]
         found += [(record.config.key, record.candidate) for record in measured[:parents]]
         fresh = [(key, candidate) for key, candidate in dict(found).items() if key not in self._expanded]
         self._expanded.update(key for key, _ in fresh)
-        return self._add(
-            itertools.chain.from_iterable(self._space.neighbours(item, seed=self._seed) for _, item in fresh)
-        )
+        self._add(itertools.chain.from_iterable(self._space.neighbours(item, seed=self._seed) for _, item in fresh))
 
     def _foresee(self, calibration: Calibration, accepted: float) -> None:
         """Forecast what is new, and the front again once launches have taught something that matters: what stands
@@ -149,8 +144,9 @@ class Pool:
             self._known = (calibration, accepted)
         again = abs(accepted - self._known[1]) > 0.01
         self._known = (self._known[0], accepted if again else self._known[1])
+        front = {entry.config.key for entry in self._ranking[:FRONT]}
         for entry in self._entries.values():
-            if entry.forecast is None or (stale and entry.config.key in self._front):
+            if entry.forecast is None or (stale and entry.config.key in front):
                 entry.forecast, entry.roofline = self._foreseen(entry.config)
             elif again:
                 entry.roofline = self._roofline(entry.forecast)
@@ -166,8 +162,8 @@ class Pool:
         level = objective.level(experiment)
         return roofline(forecast, experiment.hardware, experiment.workload, level, self._known[1])
 
-    def _ranked(self, records: Sequence[TrialRecord], done: set[str]) -> list[_Entry]:
-        """Those that can be launched, most promising first."""
+    def _rank(self, records: Sequence[TrialRecord], done: set[str]) -> None:
+        """Put those that can be launched in order, most promising first."""
         pruning = self._experiment.search.forecast == "prune"
         entries = [
             entry
@@ -176,17 +172,16 @@ class Pool:
             and entry.forecast is not None
             and not (pruning and entry.forecast.verdict in ("does_not_fit", "refused"))
         ]
+        self._ranking = []
         if not entries:
-            return []
+            return
         tried = [
             (record, _Entry(record.candidate, record.config, *self._foreseen(record.config)))
             for record in records
             if record.outcome.counts and record.outcome.cause not in (Cause.FORECAST, Cause.DOMINATED)
         ]
         scores = self._scores(entries, tried)
-        ranked = [entries[index] for index in np.argsort(-scores)]
-        self._front = {entry.config.key for entry in ranked[:FRONT]}
-        return ranked
+        self._ranking = [entries[index] for index in np.argsort(-scores)]
 
     def _scores(self, entries: Sequence[_Entry], tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
         prior = np.array([_prior(entry) for entry in entries])

@@ -52,18 +52,24 @@ class Pruning:
     def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
         """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
         below the incumbent, the range in which two configurations count as equal included."""
-        if not self._active or interim is None or elapsed_s < self._experiment.workload.min_window_s / 2:
+        if elapsed_s < self._experiment.workload.min_window_s / 2:
             return False
-        upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
+        return self._loses(elapsed_s, interim, BOUND_WIDTHS)
+
+    def _loses(self, elapsed_s: float, interval: Interval | None, widths: float) -> bool:
+        if not self._active or interval is None:
+            return False
+        upper = interval.mean + widths * (interval.high - interval.mean)
         if upper >= self._incumbent * (1 - self._experiment.search.tie_relative):
             return False
         self.reason = f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, the best so far has {self._incumbent:.0f}"
         return True
 
     def is_over(self, measurements: Sequence[Measurement]) -> bool:
-        """Whether the levels that are left need not be measured: the deciding one, measured whole, cannot win."""
+        """Whether the levels that are left need not be measured: the deciding one, measured whole, cannot win. That is
+        asked once, so the interval is taken as it is."""
         deciding = objective.level(self._experiment)
         return any(
-            item.concurrency == deciding and item.valid and self.should_stop(item.window_s, item.output_tok_per_s)
+            item.concurrency == deciding and item.valid and self._loses(item.window_s, item.output_tok_per_s, 1.0)
             for item in measurements
         )
