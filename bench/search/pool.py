@@ -38,6 +38,8 @@ LEAST_NOISE = 0.01  # relative; launches of one configuration differ by more tha
 SUCCESS = {"fits": 0.95, "edge": 0.6, "does_not_fit": 0.02, "refused": 0.02}
 PHYSICAL_NUMBERS, PHYSICAL_CODES = 6, 3
 GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
+# A chance of success below which a launch is made only when little else is left to learn.
+UNLIKELY, LAST = 0.25, 1e-3
 PAST_EDGE = 0.05  # of that chance, where the forecast leaves less memory than to a launch that ran out of it
 REGIME_GAP = 6.0  # how much more than one parameter it says about success, whether a server is filled to its limit
 
@@ -212,7 +214,8 @@ class Pool:
         if not meets_seen.any():
             return meets * chance
         smoothed = (model.predict(seen_gaps).mean + base)[meets_seen]
-        return expected_improvement(model.predict(gaps).shifted(prior), float(smoothed.max())) * meets * chance
+        gain = expected_improvement(model.predict(gaps).shifted(prior), float(smoothed.max()))
+        return gain * meets * np.where(chance < UNLIKELY, chance * LAST, chance)
 
     def _success(self, entries: Sequence[_Entry], new: Encoding, tried: Sequence[tuple[TrialRecord, _Entry]]) -> Array:
         advise = self._experiment.search.forecast != "prune"
