@@ -12,7 +12,7 @@ import pytest
 from bench.launch import reaping
 from tests.faults.sweeps import Sweep, assert_intact, assert_nothing_left, cleaned_up
 
-TRIALS = 3
+TRIALS = 2
 BUDGET = (f"search.trials={TRIALS}", "search.finalists=1", "search.finalist_rounds=1")
 # Until a launch has its first record, about; a kill within this time of the command's start finds imports and set-up.
 LONGEST_S = 6.0

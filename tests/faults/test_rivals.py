@@ -169,7 +169,7 @@ def test_facts_5_and_6_a_failed_trial_is_never_the_best_whichever_way_the_metric
     assert best.user_attrs["record"] not in failed
     expected = max if metric == "output_tok_per_s" else min
     assert best.value == expected(record.value for record in records if record.value is not None)
-    assert study.incumbent == best.value
+    assert study.bar in [record.value for record in records if record.value is not None]
 
 
 def test_fact_7_settings_that_the_engine_makes_the_same_server_are_launched_once(tmp_path: Path) -> None:
