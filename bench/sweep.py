@@ -147,7 +147,7 @@ class Sweep:
                 progress.say("the space is exhausted: every configuration in it was tried")
                 break
             proposal = replace(proposal, number=self._number)
-            record = await self._trial(proposal, host, progress, study.incumbent)
+            record = await self._trial(proposal, host, progress, study.bar)
             records.append(self._folder.trials, record)
             study.tell(proposal, record)
             progress.end(record, launched=launched(record))

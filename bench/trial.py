@@ -28,7 +28,7 @@ from bench.load.level import MIN_STALL_WALL_S, LevelFailure, LevelResult, measur
 from bench.load.measurement import Measurement
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
 from bench.records import RecordError, Times, TrialRecord
-from bench.search import objective, pruning
+from bench.search import objective
 from bench.search.pruning import Pruning
 from bench.search.study import Proposal
 from bench.secrets import redact_argv, redact_env, redact_text, redact_tree, secret_values
@@ -225,7 +225,7 @@ class _Trial:
 
     async def _load(self, server: Server, session: aiohttp.ClientSession, watching: asyncio.Future[Outcome]) -> None:
         limit = self.got.facts.max_running_requests if self.got.facts else None
-        levels = pruning.ordered_levels(self._experiment, limit)
+        levels = self._pruning.levels(limit)
         for concurrency in levels:
             self._on_phase(f"load: {concurrency} concurrent requests")
             begin_s = time.monotonic()

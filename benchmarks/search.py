@@ -35,7 +35,7 @@ from bench.experiment import Experiment
 from bench.load.measurement import Measurement
 from bench.outcome import OUT_OF_MEMORY, Cause, Outcome, OutcomeKind, Phase
 from bench.records import RunFolder, Times, TrialRecord
-from bench.search import finalists, objective, pruning
+from bench.search import finalists, objective
 from bench.search.pruning import Pruning
 from bench.search.space import Space
 from bench.search.study import Proposal, Study, launched
@@ -224,7 +224,7 @@ def trial(
         launch = host.launch(proposal.config)
         facts, times = launch.facts, replace(times, startup_s=launch.start_s)
         judge = Pruning(experiment, proposal.role, incumbent)
-        levels = pruning.ordered_levels(experiment, facts.max_running_requests)
+        levels = judge.levels(facts.max_running_requests)
         outcome = launch.outcome or outcome
         for level in levels if launch.outcome is None else []:
             deciding = level == objective.level(experiment)
@@ -269,7 +269,7 @@ def search(
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.exists() else None) as folder:
         study = kind(experiment, engine, Space(experiment.space), RunFolder(Path(folder)), [])
         while study.launches < experiment.search.trials and (proposal := study.ask()) is not None:
-            study.tell(proposal, trial(experiment, engine, host, proposal, study.incumbent))
+            study.tell(proposal, trial(experiment, engine, host, proposal, study.bar))
     again = list[TrialRecord]()
     while turn := finalists.next_turn(experiment, study.records, again, frozenset()):
         number, record = turn

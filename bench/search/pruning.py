@@ -9,8 +9,8 @@ from bench.load.measurement import Interval, Measurement
 from bench.search import objective
 
 # Half-widths of the interim 95 % interval above its mean: it is looked at again and again, and one look in forty would
-# lie outside it by chance.
-BOUND_WIDTHS = 2.0
+# lie outside it by chance. 1.5 of them are three standard deviations.
+BOUND_WIDTHS = 1.5
 # Roles whose trials are only of use if they can win. The others are measured for what they say about others.
 PRUNED_ROLES = frozenset({"search", "recipe"})
 
@@ -34,7 +34,7 @@ class Pruning:
 
     Args:
         role: of the trial.
-        incumbent: value of the objective to beat; None never prunes.
+        incumbent: value of the objective that a trial must reach to be of use; None never prunes.
     """
 
     def __init__(self, experiment: Experiment, role: str, incumbent: float | None) -> None:
@@ -49,6 +49,14 @@ class Pruning:
         self._incumbent = incumbent or 0.0
         self.reason = ""
 
+    def levels(self, limit: int | None) -> list[int]:
+        """The order of the levels of this trial: the deciding one first where it can spare all others."""
+        found = ordered_levels(self._experiment, limit)
+        deciding = objective.level(self._experiment)
+        if not self._active or deciding not in found:
+            return found
+        return [deciding, *(item for item in found if item != deciding)]
+
     def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
         """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
         below the incumbent, the range in which two configurations count as equal included."""
@@ -62,7 +70,9 @@ class Pruning:
         upper = interval.mean + widths * (interval.high - interval.mean)
         if upper >= self._incumbent * (1 - self._experiment.search.tie_relative):
             return False
-        self.reason = f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, the best so far has {self._incumbent:.0f}"
+        self.reason = (
+            f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, what is to be measured again has {self._incumbent:.0f}"
+        )
         return True
 
     def is_over(self, measurements: Sequence[Measurement]) -> bool:

@@ -98,20 +98,21 @@ class Study:
         return sum(1 for record in self.records if launched(record) and record.outcome.counts)
 
     @property
-    def incumbent(self) -> float | None:
-        """The best value so far among those that meet the limits."""
-        values = [
-            record.value
-            for record in self.records
-            if record.value is not None
-            and record.number not in self.stale
-            and record.outcome.kind is OutcomeKind.COMPLETE
-            and (scored := objective.score(self._experiment, record.measurements)) is not None
-            and scored.meets_limits
-        ]
-        if not values:
+    def bar(self) -> float | None:
+        """The value that a trial must reach to be of use: that of the last finalist, if the search ended now, or the
+        baseline's where that is better; None where nothing can be said yet."""
+        values: dict[bool, list[float]] = {True: [], False: []}
+        for record in self.records:
+            scored = objective.score(self._experiment, record.measurements)
+            comparable = record.value is not None and record.number not in self.stale
+            if comparable and scored is not None and scored.meets_limits:
+                values[record.role in drift.BASELINES].append(scored.value)
+        places = max(1, self._experiment.search.finalists)
+        best = sorted(values[False], reverse=objective.maximized(self._experiment.objective))
+        bars = [*values[True][-1:], *best[places - 1 : places]]
+        if not bars:
             return None
-        return max(values) if objective.maximized(self._experiment.objective) else min(values)
+        return max(bars) if objective.maximized(self._experiment.objective) else min(bars)
 
     def ask(self) -> Proposal | None:
         """The next candidate that was not seen before, the baseline first; None when nothing is left.

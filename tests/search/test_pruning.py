@@ -21,10 +21,15 @@ def test_levels_that_fill_the_server_come_last_since_servers_died_of_them():
     assert ordered_levels(EXPERIMENT, 8) == [1, 8, 32]
 
 
+def test_where_the_deciding_level_can_spare_the_others_it_comes_first():
+    assert Pruning(EXPERIMENT, "search", 1000).levels(32) == [32, 8, 1]
+    assert Pruning(EXPERIMENT, "finalist", 1000).levels(32) == [8, 1, 32]
+
+
 def test_what_surely_cannot_win_is_stopped_and_says_why():
     judge = Pruning(EXPERIMENT, "search", 1000)
     assert judge.should_stop(6.0, Interval(800, 780, 820))
-    assert "840" in judge.reason
+    assert "830" in judge.reason
     assert "1000" in judge.reason
 
 
