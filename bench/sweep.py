@@ -164,9 +164,7 @@ class Sweep:
                 study.retry(proposal)
         return None
 
-    async def _trial(
-        self, proposal: Proposal, host: Host, progress: Progress, incumbent: float | None = None
-    ) -> TrialRecord:
+    async def _trial(self, proposal: Proposal, host: Host, progress: Progress, bar: float | None = None) -> TrialRecord:
         started = self._clock()
         self._number += 1
         if proposal.skip is not None:
@@ -182,7 +180,7 @@ class Sweep:
             host,
             folder=folder,
             on_phase=progress.phase,
-            incumbent=incumbent,
+            bar=bar,
             text_is_sane=proposal.role != "baseline" and self._baseline_is_sane(),
         )
         if record.role == "baseline":

@@ -83,7 +83,7 @@ async def run_trial(
     *,
     folder: Path,
     on_phase: Callable[[str], None],
-    incumbent: float | None = None,
+    bar: float | None = None,
     text_is_sane: bool = False,
 ) -> TrialRecord:
     """Launch, identify, measure and end one server.
@@ -91,14 +91,14 @@ async def run_trial(
     Args:
         folder: of the trial; its files are written there.
         on_phase: told what is going on, in a few words.
-        incumbent: value of the objective to beat; a trial that surely cannot is pruned. None never prunes.
+        bar: value of the objective that a finalist needs; a trial that surely misses it is pruned. None never prunes.
         text_is_sane: the baseline's replies were, so that one with empty or repetitive text is broken.
 
     Returns:
         the record, whatever happened; an interruption alone is raised (``asyncio.CancelledError``), after teardown.
     """
     started_at, begin_s = time.time(), time.monotonic()
-    trial = _Trial(experiment, engine, proposal, host, folder, on_phase, incumbent, text_is_sane)
+    trial = _Trial(experiment, engine, proposal, host, folder, on_phase, bar, text_is_sane)
     try:
         await trial.run()
     except RecordError:
@@ -128,7 +128,7 @@ class _Trial:
         host: Host,
         folder: Path,
         on_phase: Callable[[str], None],
-        incumbent: float | None,
+        bar: float | None,
         text_is_sane: bool,
     ) -> None:
         self.got = _Gathered()
@@ -139,7 +139,7 @@ class _Trial:
         self._folder = folder
         self._on_phase = on_phase
         self._text_is_sane = text_is_sane
-        self._pruning = Pruning(experiment, proposal.role, incumbent)
+        self._pruning = Pruning(experiment, proposal.role, bar)
         self._secrets: frozenset[str] = frozenset()
         self._log_reader = engine.log_reader()
         # Nobody else can know this name: who answers to it is the server that was launched here.

@@ -215,7 +215,7 @@ def canonical(engine: SglangEngine, candidate: Candidate) -> ServerConfig | None
 
 
 def trial(
-    experiment: Experiment, engine: SglangEngine, host: SimulatedHost, proposal: Proposal, incumbent: float | None
+    experiment: Experiment, engine: SglangEngine, host: SimulatedHost, proposal: Proposal, bar: float | None
 ) -> TrialRecord:
     """What ``bench.trial.run_trial`` does, with a simulated host in place of a process."""
     times, facts, measured = Times(), None, list[Measurement]()
@@ -223,7 +223,7 @@ def trial(
     if proposal.skip is None:
         launch = host.launch(proposal.config)
         facts, times = launch.facts, replace(times, startup_s=launch.start_s)
-        judge = Pruning(experiment, proposal.role, incumbent)
+        judge = Pruning(experiment, proposal.role, bar)
         levels = judge.levels(facts.max_running_requests)
         outcome = launch.outcome or outcome
         for level in levels if launch.outcome is None else []:

@@ -30,23 +30,22 @@ def ordered_levels(experiment: Experiment, limit: int | None) -> list[int]:
 
 
 class Pruning:
-    """Judges whether one trial can still win.
+    """Judges whether one trial can still become a finalist.
 
     Args:
         role: of the trial.
-        incumbent: value of the objective that a trial must reach to be of use; None never prunes.
+        bar: value of the objective that it must reach for that; None never prunes.
     """
 
-    def __init__(self, experiment: Experiment, role: str, incumbent: float | None) -> None:
-        search = experiment.search
+    def __init__(self, experiment: Experiment, role: str, bar: float | None) -> None:
         self._experiment = experiment
         self._active = (
-            search.prune
+            experiment.search.prune
             and role in PRUNED_ROLES
-            and incumbent is not None
+            and bar is not None
             and experiment.objective.metric == "output_tok_per_s"
         )
-        self._incumbent = incumbent or 0.0
+        self._bar = bar or 0.0
         self.reason = ""
 
     def levels(self, limit: int | None) -> list[int]:
@@ -59,27 +58,25 @@ class Pruning:
 
     def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
         """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
-        below the incumbent, the range in which two configurations count as equal included."""
-        if elapsed_s < self._experiment.workload.min_window_s / 2:
+        below the bar, the range in which two configurations count as equal included."""
+        if interim is None or elapsed_s < self._experiment.workload.min_window_s / 2:
             return False
-        return self._loses(elapsed_s, interim, BOUND_WIDTHS)
-
-    def _loses(self, elapsed_s: float, interval: Interval | None, widths: float) -> bool:
-        if not self._active or interval is None:
-            return False
-        upper = interval.mean + widths * (interval.high - interval.mean)
-        if upper >= self._incumbent * (1 - self._experiment.search.tie_relative):
-            return False
-        self.reason = (
-            f"after {elapsed_s:.1f} s at most {upper:.0f} tok/s, what is to be measured again has {self._incumbent:.0f}"
-        )
-        return True
+        upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
+        return self._loses(elapsed_s, upper, self._bar * (1 - self._experiment.search.tie_relative))
 
     def is_over(self, measurements: Sequence[Measurement]) -> bool:
-        """Whether the levels that are left need not be measured: the deciding one, measured whole, cannot win. That is
-        asked once, so the interval is taken as it is."""
+        """Whether the levels that are left need not be measured: the deciding one was measured whole and lies below
+        the bar. Finalists are chosen by these very values, so no interval is needed."""
         deciding = objective.level(self._experiment)
         return any(
-            item.concurrency == deciding and item.valid and self._loses(item.window_s, item.output_tok_per_s, 1.0)
+            item.concurrency == deciding
+            and item.valid
+            and self._loses(item.window_s, item.output_tok_per_s.mean, self._bar)
             for item in measurements
         )
+
+    def _loses(self, elapsed_s: float, reached: float, needed: float) -> bool:
+        if not self._active or reached >= needed:
+            return False
+        self.reason = f"after {elapsed_s:.1f} s at most {reached:.0f} tok/s, a finalist needs {self._bar:.0f}"
+        return True

@@ -34,7 +34,7 @@ def test_what_surely_cannot_win_is_stopped_and_says_why():
 
 
 @pytest.mark.parametrize(
-    ("role", "incumbent", "elapsed_s", "interim"),
+    ("role", "bar", "elapsed_s", "interim"),
     [
         ("search", 1000, 6.0, Interval(950, 920, 980)),  # its upper bound reaches the best
         ("search", 1000, 4.0, Interval(800, 780, 820)),  # seen for too short a time
@@ -45,8 +45,8 @@ def test_what_surely_cannot_win_is_stopped_and_says_why():
         ("finalist", 1000, 6.0, Interval(800, 780, 820)),
     ],
 )
-def test_what_may_still_win_or_is_needed_whole_goes_on(role, incumbent, elapsed_s, interim):
-    assert not Pruning(EXPERIMENT, role, incumbent).should_stop(elapsed_s, interim)
+def test_what_may_still_win_or_is_needed_whole_goes_on(role, bar, elapsed_s, interim):
+    assert not Pruning(EXPERIMENT, role, bar).should_stop(elapsed_s, interim)
 
 
 def test_a_latency_objective_is_not_judged_by_its_throughput():
@@ -57,5 +57,6 @@ def test_a_latency_objective_is_not_judged_by_its_throughput():
 def test_other_levels_are_left_out_once_the_deciding_one_cannot_win():
     judge = Pruning(EXPERIMENT, "search", 1000)
     assert judge.is_over([build.measurement(500, concurrency=32)])
-    assert not judge.is_over([build.measurement(995, concurrency=32)])
+    assert judge.is_over([build.measurement(995, concurrency=32)])
+    assert not judge.is_over([build.measurement(1000, concurrency=32)])
     assert not judge.is_over([build.measurement(10, concurrency=1)])
