@@ -39,6 +39,7 @@ class Pruning:
 
     def __init__(self, experiment: Experiment, role: str, bar: float | None) -> None:
         self._experiment = experiment
+        self._role = role
         self._active = (
             experiment.search.prune
             and role in PRUNED_ROLES
@@ -49,9 +50,12 @@ class Pruning:
         self.reason = ""
 
     def levels(self, limit: int | None) -> list[int]:
-        """The order of the levels of this trial: the deciding one first where it can spare all others."""
+        """The levels of this trial in order: the deciding one first where it can spare all others, and alone where the
+        trial only shows whether the host has changed."""
         found = ordered_levels(self._experiment, limit)
         deciding = objective.level(self._experiment)
+        if self._role == "anchor":
+            return [deciding]
         if not self._active or deciding not in found:
             return found
         return [deciding, *(item for item in found if item != deciding)]

@@ -24,6 +24,7 @@ def test_levels_that_fill_the_server_come_last_since_servers_died_of_them():
 def test_where_the_deciding_level_can_spare_the_others_it_comes_first():
     assert Pruning(EXPERIMENT, "search", 1000).levels(32) == [32, 8, 1]
     assert Pruning(EXPERIMENT, "finalist", 1000).levels(32) == [8, 1, 32]
+    assert Pruning(EXPERIMENT, "anchor", None).levels(64) == [32]
 
 
 def test_what_surely_cannot_win_is_stopped_and_says_why():
