@@ -22,6 +22,7 @@ import yaml
 
 from bench import best, config, deployment, engines, records
 from bench.best import Best
+from bench.breaker import MAX_INFRASTRUCTURE_RETRIES
 from bench.engines.protocol import Engine, EngineError
 from bench.experiment import Experiment
 from bench.launch.gpus import Gpus
@@ -100,6 +101,18 @@ def holds(stated: Interval, fresh: Interval) -> bool:
 
 
 async def _verify(case: Case, folder: RunFolder) -> int:
+    record = await _measured(case, folder)
+    for _ in range(MAX_INFRASTRUCTURE_RETRIES):
+        if record.outcome.counts:
+            break
+        print(f"once more, since the host failed: {record.outcome.cause}: {record.outcome.detail}", file=sys.stderr)
+        record = await _measured(case, folder)
+    if not record.outcome.counts:
+        raise RefusedFileError(f"nothing was measured: {record.outcome.cause}: {record.outcome.detail}")
+    return judge(case, record)
+
+
+async def _measured(case: Case, folder: RunFolder) -> TrialRecord:
     number = _free_number(folder)
     found = case.found
     proposal = Proposal(number, "verification", found.candidate, found.config, found.forecast)
@@ -108,9 +121,7 @@ async def _verify(case: Case, folder: RunFolder) -> int:
         where = folder.path / "verify" / f"{number:04d}"
         record = await run_trial(case.experiment, case.engine, proposal, host, folder=where, on_phase=_tell)
     records.append(folder.path / "verifications.jsonl", record)
-    if not record.outcome.counts:
-        raise RefusedFileError(f"nothing was measured: {record.outcome.cause}: {record.outcome.detail}")
-    return judge(case, record)
+    return record
 
 
 def judge(case: Case, record: TrialRecord) -> int:
