@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.load.decoding import Decoder, Read
+from bench.load.decoding import NO_STAMP, Decoder, Reads
 from bench.load.stream import Stream
 from bench.load.target import Target
 
@@ -75,8 +75,8 @@ class Client:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[int, Connection] = {}
-        self._chunked: dict[int, tuple[Receive, Stream]] = {}  # of connections that are in the middle of such a body
-        self._reads: list[Read] = []
+        self._chunked: dict[int, tuple[Receive, int]] = {}  # of connections that are in the middle of such a body
+        self._reads = Reads()
         self._ended: list[Stream] = []
         self._decoder = Decoder(self.chunks)
         self._poller = _Poller()
@@ -145,34 +145,43 @@ class Client:
 
     def _on_ready(self) -> None:
         """Read what can be read. This runs for every chunk, so it does the least that has to be done at once."""
-        chunked, reads, now_ns = self._chunked, self._reads, time.time_ns
+        chunked, now_ns = self._chunked, time.time_ns
+        reads = self._reads
+        collected, stamps = reads.data, reads.stamps
+        add_slot, add_length, add_time = reads.slots.append, reads.lengths.append, reads.handled_ns.append
         for fd, mask in self._poller.ready():
             pair = chunked.get(fd)
             if pair is None or mask != _READABLE:
                 self._attend(fd, mask)
                 continue
-            receive, stream = pair
+            receive, slot = pair
             try:
                 data, ancillary, _, _ = receive(_READ_BYTES, _ANCILLARY_BYTES)
             except OSError as error:
                 self._interrupted(fd, error)
                 continue
-            reads.append((stream, data, ancillary[0][2] if ancillary else b"", now_ns()))
+            if not data:
+                self._closed(self._connections[fd])
+                continue
+            collected += data
+            add_slot(slot)
+            add_length(len(data))
+            stamps += ancillary[0][2] if ancillary else NO_STAMP
+            add_time(now_ns())
             if len(data) < len(_LAST_CHUNK) or data.endswith(_LAST_CHUNK):
-                self._ending(fd, stream, data)
-        if reads:
-            self.last_read_ns = reads[-1][3]
-        if len(reads) >= _DECODE:
+                self._ending(fd, data)
+        if reads.handled_ns:
+            self.last_read_ns = reads.handled_ns[-1]
+        if len(reads.slots) >= _DECODE:
             self.decode()
 
-    def _ending(self, fd: int, stream: Stream, data: bytes) -> None:
-        """The end of a chunked body, or of its connection, or too few bytes to tell."""
+    def _ending(self, fd: int, data: bytes) -> None:
+        """The end of a chunked body, or too few bytes to tell."""
         connection = self._connections[fd]
-        self.last_read_ns = self._reads[-1][3]
-        if not data:
-            self._reads.pop()
-            self._closed(connection)
-        elif len(data) < len(_LAST_CHUNK):
+        stream = connection.stream
+        assert stream is not None
+        self.last_read_ns = self._reads.handled_ns[-1]
+        if len(data) < len(_LAST_CHUNK):
             self.decode()
         else:
             self._finished(connection, stream)
@@ -197,20 +206,22 @@ class Client:
         if not data or stream is None:
             self._closed(connection)
             return
-        body: bytes | None = data
+        body = data
         if stream.status is None:
             try:
-                body = stream.read_head(data)
+                rest = stream.read_head(data)
             except ValueError as error:
                 self._lost(connection, str(error))
                 return
-        if body is None:
-            return
+            if rest is None:
+                return
+            body = rest
+            self._decoder.open(stream)
         if body:
-            self._reads.append((stream, body, ancillary[0][2] if ancillary else b"", handled_ns))
+            self._reads.add(stream.slot, body, ancillary[0][2] if ancillary else NO_STAMP, handled_ns)
         stream.body_bytes += len(body)
         if stream.chunked:
-            self._chunked[fd] = connection.receive, stream
+            self._chunked[fd] = connection.receive, stream.slot
             if body.endswith(_LAST_CHUNK[2:]):
                 self.decode()
         elif stream.content_length is not None and stream.body_bytes >= stream.content_length:
@@ -263,10 +274,10 @@ class Client:
 
     def decode(self) -> None:
         """Decode what has arrived so far into ``chunks``."""
-        reads, ended = self._reads[:], self._ended[:]
-        self._reads.clear()
+        ended = self._ended[:]
         self._ended.clear()
-        complete = self._decoder.take(reads)
+        complete = self._decoder.take(self._reads)
+        self._reads.clear()
         for stream in ended:
             if stream.ended:  # else it is sent once more
                 self._decoder.close(stream)

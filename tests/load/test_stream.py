@@ -10,7 +10,7 @@ from array import array
 import orjson
 import pytest
 
-from bench.load.decoding import Decoder, Read
+from bench.load.decoding import Decoder, Reads
 from bench.load.metrics import rows
 from bench.load.stream import Stream
 
@@ -45,13 +45,14 @@ def decode(data: bytes, *, is_native: bool, cuts: list[int] | None = None, asked
     stream = Stream(0, b"", is_native, asked)
     places = [0, *(cuts or []), len(data)]
     chunks: array[int] = array("q")
-    decoder = Decoder(chunks)
-    reads: list[Read] = []
+    decoder, reads = Decoder(chunks), Reads()
     for number, (begin, end) in enumerate(itertools.pairwise(places), start=1):
         part = data[begin:end]
         body = stream.read_head(part) if stream.status is None else part
+        if body is not None and stream.slot < 0:
+            decoder.open(stream)
         if body:
-            reads.append((stream, body, stamped(number * 1_000_000), number * 1_000_000 + 5))
+            reads.add(stream.slot, body, stamped(number * 1_000_000), number * 1_000_000 + 5)
     decoder.take(reads)
     decoder.close(stream)
     return stream, rows(chunks).tolist()
@@ -178,18 +179,20 @@ def test_many_streams_at_once_are_decoded_as_each_alone(is_native: bool) -> None
         places = sorted({0, *cuts, len(data)})
         replies.append([data[a:b] for a, b in itertools.pairwise(places)])
         expected.append(sorted({count for count in counts if count} | {counts[-1] + 1}))
+    chunks: array[int] = array("q")
+    decoder = Decoder(chunks)
     streams = [Stream(index, b"", is_native, 1) for index in range(40)]
     for stream in streams:
         stream.read_head(HEAD)
-    chunks: array[int] = array("q")
-    decoder, now = Decoder(chunks), 0
+        decoder.open(stream)
+    now = 0
     while any(replies):
-        reads: list[Read] = []
+        reads = Reads()
         for _ in range(100):
             index = rng.randrange(40)
             if replies[index]:
                 now += 1_000
-                reads.append((streams[index], replies[index].pop(0), stamped(now), now + 7))
+                reads.add(streams[index].slot, replies[index].pop(0), stamped(now), now + 7)
         decoder.take(reads)
     for stream in streams:
         decoder.close(stream)
