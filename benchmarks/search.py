@@ -9,7 +9,7 @@ Prints one JSON line per seed and one with the summary. Own words beside Hydra o
     seeds=20            how many, from 0
     policy=ours         or random, tpe_fail (crash = FAIL), tpe_constraints (all three without forecast and recipes),
                         forecast_tpe (TPE behind our forecast, with recipes)
-    --all               every space of this file with every policy: the table of docs/search.md
+    --all               every space of this file with every policy (or the given one): the table of docs/search.md
     --pruning           the same candidates on the same hosts with and without pruning, on every space of this file
 """
 
@@ -346,14 +346,14 @@ def hosts(engine: SglangEngine, seeds: int) -> list[SimulatedHost]:
     ]
 
 
-def compare(seeds: int) -> None:
-    """Every policy on every space."""
+def compare(seeds: int, policies: Sequence[str]) -> None:
+    """Policies on every space."""
     for name, words in SPACES.items():
         experiment, engine = load(words)
         points = Points.of(engine, Space(experiment.space))
         truths = [Truth.of(experiment, engine, host, points) for host in hosts(engine, seeds)]
-        for policy, settings in POLICIES.items():
-            experiment, _ = load([*words, *settings])
+        for policy in policies:
+            experiment, _ = load([*words, *POLICIES[policy]])
             rows = run(experiment, engine, hosts(engine, seeds), truths, policy)
             print(json.dumps({**summary(experiment, policy, rows, points, truths), "space": name}), flush=True)
 
@@ -424,8 +424,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if policy not in POLICIES:
         print(f"policy={policy}: expected one of {', '.join(POLICIES)}", file=sys.stderr)
         return 2
-    if words in (["--all"], ["--pruning"]):
-        (compare if words == ["--all"] else compare_pruning)(seeds)
+    if words == ["--all"]:
+        compare(seeds, [policy] if "policy" in given else list(POLICIES))
+        return 0
+    if words == ["--pruning"]:
+        compare_pruning(seeds)
         return 0
     try:
         experiment, engine = load([*words, *POLICIES[policy]])

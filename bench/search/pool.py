@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,11 @@ DEFAULT_SHARE = 0.7  # of the parameters of half of them, that are left to the e
 # chosen with care, and of equals the simplest is wanted.
 SETTING_COST = 0.01
 ASCENTS = 3  # rounds of neighbours of the most promising, at the start
-PARENTS = (3, 1)  # whose neighbours join in each round, of the start and later
+# Climbs on the prior alone, at the start: each from the best of so many random points, one change at a time. They find
+# the corners that take several settings at once, which no random point shows.
+CLIMBS, CLIMB_FROM, CLIMB_STEPS = 8, 150, 8
+MUTATIONS = 60  # of each parent, beside its neighbours
+PARENTS = (3, 2)  # whose neighbours join in each round, of the start and later
 FRONT = 500  # of the ranking, that are forecast anew when launches teach something
 LOG_RANGE = 8.0  # a parameter whose values span at least this factor is taken logarithmically
 LEAST_NOISE = 0.01  # relative; launches of one configuration differ by more than their windows tell
@@ -91,6 +96,7 @@ class Pool:
             self._draw()
             rounds, parents = ASCENTS, PARENTS[0]
             self._foresee(calibration, accepted)
+            self._climb()
             self._rank(records, done)
         for _ in range(rounds):
             self._expand(records, parents)
@@ -110,6 +116,33 @@ class Pool:
             self._add(self._space.sample(DRAWN // 2, seed=self._seed, default_share=DEFAULT_SHARE))
         self._add(Candidate(dict(recipe)) for recipe in self._experiment.space.recipes)
         self._columns = _Columns([entry.config for entry in self._entries.values()])
+
+    def _climb(self) -> None:
+        """Take in what climbs on the prior pass by."""
+        generator = random.Random(self._seed)
+        drawn = list(self._entries.values())
+        if self._space.size is not None and self._space.size <= len(drawn):
+            return
+        for _ in range(CLIMBS):
+            here = max(generator.sample(drawn, min(CLIMB_FROM, len(drawn))), key=_promise)
+            for _ in range(CLIMB_STEPS):
+                best = max(self._around(here.config.key, here.candidate), key=_promise, default=here)
+                if _promise(best) <= _promise(here):
+                    break
+                here = best
+
+    def _around(self, key: str, candidate: Candidate) -> list[_Entry]:
+        """Take in the points around one, once, with their forecasts."""
+        if key in self._expanded:
+            return []
+        self._expanded.add(key)
+        before = len(self._entries)
+        self._add(self._space.neighbours(candidate, seed=self._seed))
+        self._add(self._space.mutations(candidate, MUTATIONS, seed=self._seed + len(self._expanded)))
+        added = list(itertools.islice(self._entries.values(), before, None))
+        for entry in added:
+            entry.forecast, entry.roofline = self._foreseen(entry.config)
+        return added
 
     def _add(self, candidates: Iterable[Candidate]) -> None:
         for candidate in candidates:
@@ -132,11 +165,12 @@ class Pool:
             ),
             key=lambda record: -_goodness(self._experiment, record.value or 0.0),
         )
-        found = [(entry.config.key, entry.candidate) for entry in self._ranking[:parents]]
-        found += [(record.config.key, record.candidate) for record in measured[:parents]]
-        fresh = [(key, candidate) for key, candidate in dict(found).items() if key not in self._expanded]
-        self._expanded.update(key for key, _ in fresh)
-        self._add(itertools.chain.from_iterable(self._space.neighbours(item, seed=self._seed) for _, item in fresh))
+        unexpanded = (entry for entry in self._ranking if entry.config.key not in self._expanded)
+        found = [(entry.config.key, entry.candidate) for entry in itertools.islice(unexpanded, parents)]
+        fresh = [(record.config.key, record.candidate) for record in measured[:parents]]
+        found += fresh
+        for key, candidate in dict(found).items():
+            self._around(key, candidate)
 
     def _foresee(self, calibration: Calibration, accepted: float) -> None:
         """Forecast what is new, and the front again once launches have taught something that matters: what stands
@@ -313,6 +347,11 @@ def _regime(entry: _Entry) -> list[float]:
 def _prior(entry: _Entry) -> float:
     cost = SETTING_COST * (len(entry.config.flags) + len(entry.config.env))
     return (math.log(entry.roofline.tok_per_s) if entry.roofline else 0.0) - cost
+
+
+def _promise(entry: _Entry) -> float:
+    """What the prior alone says of a candidate."""
+    return _prior(entry) + math.log(_chance(entry, advise=False))
 
 
 def _margin(entry: _Entry) -> float:

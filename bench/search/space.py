@@ -234,6 +234,23 @@ class Space:
                 if values.get(changed.name) == value and not self.violated(neighbour):
                     yield neighbour
 
+    def mutations(self, candidate: Candidate, count: int, *, seed: int) -> Iterator[Candidate]:
+        """Points in which three parameters of this one are drawn anew, at most ``count``: what takes several
+        changes at once to run or to pay, such as wider trees of draft tokens with fewer requests."""
+        generator = random.Random(seed)
+        before = {**dict.fromkeys((item.name for item in self.parameters), None), **candidate.values}
+        for _ in range(count):
+            changed = {item.name for item in generator.sample(self.parameters, min(3, len(self.parameters)))}
+            values: dict[str, Value | None] = {}
+            for parameter in self.parameters:
+                if self._active(parameter, values):
+                    kept = before[parameter.name]
+                    anew = parameter.name in changed or not _within(parameter, kept)
+                    values[parameter.name] = _random(parameter, generator) if anew else kept
+            mutation = _candidate(values)
+            if not self.violated(mutation):
+                yield mutation
+
     def _draw(self, generator: random.Random, default_share: float) -> Candidate:
         values: dict[str, Value | None] = {}
         for parameter in self.parameters:
