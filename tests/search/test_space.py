@@ -202,3 +202,30 @@ def test_true_and_one_are_different_choices() -> None:
     points = list(searched.enumerate())
     assert [type(point.values["a"]) for point in points] == [int, bool, str]
     assert all(searched.contains(point) for point in points)
+
+
+def test_neighbours_differ_in_one_parameter_and_mutations_are_points_of_the_space():
+    space = Space(
+        SpaceSpec(
+            "space",
+            (
+                Parameter("algorithm", "categorical", choices=(None, "A")),
+                Parameter("steps", "int", 1, 4, when=(Condition("algorithm", ("A",)),)),
+                Parameter("x", "float", 0.0, 1.0, 0.25),
+            ),
+        )
+    )
+    here = Candidate({"algorithm": "A", "steps": 2, "x": 0.5})
+    around = list(space.neighbours(here, seed=0))
+    assert {"x": 0.5} in [item.values for item in around]
+    assert {item.values["steps"] for item in around if item.values.get("x") == 0.5 and "steps" in item.values} == {
+        1,
+        3,
+        4,
+    }
+    assert all(space.contains(item) for item in [*around, *space.mutations(here, 50, seed=0)])
+    switched_on = [
+        item.values for item in space.neighbours(Candidate({"x": 0.5}), seed=0) if "algorithm" in item.values
+    ]
+    assert all("steps" in values for values in switched_on)
+    assert switched_on
