@@ -13,6 +13,10 @@ from bench.launch.processes import describe
 
 LOOPBACK = "127.0.0.1"
 
+# SGLang 0.5.15 puts a gRPC server at its port + 10,000 and ends where that is no port (server_args.py, `grpc_port`).
+HIGHEST_PORT = 55_535
+_TRIES = 200  # a fifth of the ports that Linux gives by default lie above
+
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 # Local addresses at which a listener takes connections to 127.0.0.1, as /proc/net/tcp and tcp6 write them on
 # little-endian machines: 127.0.0.1, 0.0.0.0, ::, ::ffff:127.0.0.1, ::ffff:0.0.0.0.
@@ -75,8 +79,20 @@ class PortReservation:
 
 
 def reserve() -> PortReservation:
-    """Reserve a free port; to be used as a context manager."""
-    return PortReservation()
+    """Reserve a free port, of those that every server can use; to be used as a context manager.
+
+    Raises:
+        OSError: the system gives none.
+    """
+    for _ in range(_TRIES):
+        reservation = PortReservation()
+        if reservation.port <= HIGHEST_PORT:
+            return reservation
+        reservation.release()
+    raise OSError(
+        f"of {_TRIES} free ports that the system gave none was {HIGHEST_PORT} or lower, as SGLang needs, which adds "
+        "10,000 to its port: let net.ipv4.ip_local_port_range begin lower"
+    )
 
 
 def listeners(port: int, family: Collection[int] = ()) -> list[Listener]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
+from bench.launch.ports import reserve
+
 START_S = 240.0  # real SGLang on a busy CPU
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    with reserve() as reservation:
+        return reservation.port
 
 
 def answered(url: str, server: subprocess.Popen[bytes]) -> bytes:

@@ -95,3 +95,12 @@ def test_a_port_shared_with_a_stranger_is_not_owned() -> None:
             assert not owned_by(port, {os.getpid()})
             assert owned_by(port, {os.getpid(), other.pid})
             other.communicate("\n")
+
+
+def test_a_reserved_port_leaves_room_for_the_ports_that_a_server_derives_from_it() -> None:
+    held = [reserve() for _ in range(200)]
+    try:
+        assert max(reservation.port for reservation in held) + 10_000 <= 65_535
+    finally:
+        for reservation in held:
+            reservation.release()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from bench.launch.ports import reserve
 
 TINY = Path(os.environ.get("SWEEP_TINY_MODEL", Path(__file__).parents[3] / "shared" / "sglang_cpu" / "tiny"))
 PYTHON = os.environ.get("SWEEP_SGLANG_PYTHON", "")
@@ -28,9 +29,8 @@ pytestmark = [
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    with reserve() as reservation:
+        return reservation.port
 
 
 def generated(url: str) -> float:
