@@ -1,11 +1,12 @@
-// A server that streams like SGLang's chat route and knows the truth: when it read each request and wrote each chunk.
+// A server that streams like SGLang's chat route and knows the truth: when each request arrived and each chunk was written.
 //
 // One thread, epoll, busy waiting, so that its own timing is exact. Usage:
 //     stub_server TOKENS_PER_CHUNK FIRST_US GAP_US BURST TRUTH_FILE
 // prints its port; on SIGTERM writes what it did to TRUTH_FILE and ends. BURST 1 sends the chunks of all streams
 // together, every GAP_US, as a decode step does; BURST 0 gives each stream its own times.
 //
-// TRUTH_FILE: int64 records. One per request: -1, note, read_ns; one per chunk: note, sent_ns, tokens so far. The note is
+// TRUTH_FILE: int64 records. One per request: -1, note, arrived_ns (by the kernel's stamp, since a burst keeps this server
+// from reading for milliseconds, which no client can know); one per chunk: note, sent_ns, tokens so far. The note is
 // the number that leads each prompt ("Note 123."), which is how the client's requests are recognised.
 
 #define _GNU_SOURCE
@@ -166,7 +167,7 @@ static int send_chunk(struct stream *stream) {
     return write_all(stream, bytes, length) ? -1 : 0;
 }
 
-static void begin(struct stream *stream) {
+static void begin(struct stream *stream, int64_t arrived_ns) {
     static const char head[] =
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     int64_t now = now_ns();
@@ -176,7 +177,7 @@ static void begin(struct stream *stream) {
     stream->asked = asked ? atoi(asked + 13) : 1;
     stream->sent = stream->chunks = 0;
     stream->have = 0;
-    note(-1, stream->note, now);
+    note(-1, stream->note, arrived_ns);
     stream->active = 1;
     stream->due_ns = now + first_ns;
     if (burst) stream->due_ns = next_burst_ns + (stream->due_ns - next_burst_ns + gap_ns - 1) / gap_ns * gap_ns;
@@ -185,7 +186,10 @@ static void begin(struct stream *stream) {
 }
 
 static void take(struct stream *stream) {
-    ssize_t count = read(stream->fd, stream->request + stream->have, REQUEST_BYTES - 1 - stream->have);
+    struct iovec part = {stream->request + stream->have, REQUEST_BYTES - 1 - stream->have};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(struct timespec))];
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t count = recvmsg(stream->fd, &message, 0);
     if (count <= 0) {
         if (count == 0 || errno != EAGAIN) drop(stream, 1);
         return;
@@ -196,7 +200,14 @@ static void take(struct stream *stream) {
     char *length = strcasestr(stream->request, "\r\ncontent-length:");
     if (!body) return;
     size_t wanted = body + 4 - stream->request + (length && length < body ? atoi(length + 17) : 0);
-    if (stream->have >= wanted) begin(stream);
+    if (stream->have < wanted) return;
+    int64_t arrived_ns = now_ns();
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header) {
+        struct timespec *stamp = (struct timespec *)CMSG_DATA(header);
+        arrived_ns = stamp->tv_sec * 1000000000LL + stamp->tv_nsec;
+    }
+    begin(stream, arrived_ns);
 }
 
 int main(int count, char **arguments) {
@@ -250,6 +261,7 @@ int main(int count, char **arguments) {
             int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
             if (fd < 0 || fd >= MAX_STREAMS) continue;
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+            setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
             stream = &streams[fd];
             if (!stream->request) stream->request = malloc(REQUEST_BYTES);
             stream->fd = fd;

@@ -5,8 +5,11 @@ CPU per chunk and smears a decode step's burst of 512 chunks by 4.7 ms at p99 (d
 the hot path is one ``recvmsg`` per readable socket: bytes, the kernel's stamp (SO_TIMESTAMPNS, Linux) and the time of
 handling are put on a list, and are decoded later, in slices (:meth:`Client.decode`).
 
-All sockets hang on one epoll that the event loop watches as a single reader, so a burst is one callback. Times are
-CLOCK_REALTIME nanoseconds, the clock that the kernel stamps with.
+All sockets hang on one epoll that the event loop watches as a single reader, so a burst is one callback. While chunks
+come more often than every millisecond, waking up for each of them would cost more than reading it; then the sockets are
+looked at every millisecond, which the kernel's stamps allow, until there is nothing to read. Responses that are still
+awaited hang on another epoll as well and go first, since a first chunk that waits until the second arrives gets the
+second's stamp. Times are CLOCK_REALTIME nanoseconds, the clock that the kernel stamps with.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _LAST_CHUNK = b"\r\n0\r\n\r\n"
 _READABLE = select.EPOLLIN if hasattr(select, "epoll") else selectors.EVENT_READ
 _WRITABLE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRITE
 _CONNECTS_AT_ONCE = 64  # below every server's listen backlog
+_TICK_S = 0.001
+_TURN = 64  # chunks that are read before the next look for first ones, about half a millisecond
 _DECODE = 512  # reads are decoded together: few enough for the processor's cache, and for 0.6 ms
 
 
@@ -80,7 +85,9 @@ class Client:
         self._ended: list[Stream] = []
         self._decoder = Decoder(self.chunks)
         self._poller = _Poller()
+        self._awaited = _Awaited()
         self._loop.add_reader(self._poller.fileno(), self._on_ready)
+        self._next_tick: asyncio.TimerHandle | None = None
         self._address: tuple[int, tuple[object, ...]] | None = None
 
     async def connect(self, count: int) -> None:
@@ -117,6 +124,7 @@ class Client:
         connection = Connection(sock, sock.fileno(), sock.recvmsg)
         self._connections[connection.fd] = connection
         self._poller.watch(connection.fd)
+        self._awaited.watch(connection.fd)
         return connection
 
     def send(self, connection: Connection, stream: Stream) -> None:
@@ -125,6 +133,7 @@ class Client:
         self.in_flight += 1
         if self.in_flight == 1:
             self.last_read_ns = time.time_ns()  # silence counts from here: nothing was to be read before
+        self._awaited.once(connection.fd)
         self._write(connection, memoryview(stream.request))
 
     def _write(self, connection: Connection, data: memoryview) -> None:
@@ -144,12 +153,31 @@ class Client:
         connection.unsent = unsent
 
     def _on_ready(self) -> None:
-        """Read what can be read. This runs for every chunk, so it does the least that has to be done at once."""
+        before_ns = self.last_read_ns
+        self._read()
+        if self.kernel_stamps and self.last_read_ns - before_ns < _TICK_S * 1e9:
+            self._loop.remove_reader(self._poller.fileno())
+            self._next_tick = self._loop.call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        began_s = self._loop.time()
+        if self._read():
+            self._next_tick = self._loop.call_at(began_s + _TICK_S, self._tick)
+        else:
+            self._next_tick = None
+            self._loop.add_reader(self._poller.fileno(), self._on_ready)
+
+    def _read(self) -> bool:
+        """Read what can be read and say whether there was anything; here only what has to be done at once."""
         chunked, now_ns = self._chunked, time.time_ns
         reads = self._reads
         collected, stamps = reads.data, reads.stamps
         add_slot, add_length, add_time = reads.slots.append, reads.lengths.append, reads.handled_ns.append
-        for fd, mask in self._poller.ready():
+        ready = self._poller.ready()
+        for place, (fd, mask) in enumerate(ready, 1):
+            if not place % _TURN:
+                for first_fd, first_mask in self._awaited.ready():
+                    self._attend(first_fd, first_mask)
             pair = chunked.get(fd)
             if pair is None or mask != _READABLE:
                 self._attend(fd, mask)
@@ -174,6 +202,7 @@ class Client:
             self.last_read_ns = reads.handled_ns[-1]
         if len(reads.slots) >= _DECODE:
             self.decode()
+        return bool(ready)
 
     def _ending(self, fd: int, data: bytes) -> None:
         """The end of a chunked body, or too few bytes to tell."""
@@ -206,17 +235,9 @@ class Client:
         if not data or stream is None:
             self._closed(connection)
             return
-        body = data
-        if stream.status is None:
-            try:
-                rest = stream.read_head(data)
-            except ValueError as error:
-                self._lost(connection, str(error))
-                return
-            if rest is None:
-                return
-            body = rest
-            self._decoder.open(stream)
+        body = data if stream.status is not None else self._head(connection, stream, data)
+        if body is None:
+            return
         if body:
             self._reads.add(stream.slot, body, ancillary[0][2] if ancillary else NO_STAMP, handled_ns)
         stream.body_bytes += len(body)
@@ -226,6 +247,19 @@ class Client:
                 self.decode()
         elif stream.content_length is not None and stream.body_bytes >= stream.content_length:
             self._finished(connection, stream)
+
+    def _head(self, connection: Connection, stream: Stream, data: bytes) -> bytes | None:
+        """Take bytes of a response's head; what follows it, None while it is incomplete or if it is none."""
+        try:
+            body = stream.read_head(data)
+        except ValueError as error:
+            self._lost(connection, str(error))
+            return None
+        if body is not None:
+            self._decoder.open(stream)
+        if not body:
+            self._awaited.once(connection.fd)
+        return body
 
     def _interrupted(self, fd: int, error: OSError) -> None:
         if not isinstance(error, BlockingIOError):
@@ -268,6 +302,7 @@ class Client:
         self._chunked.pop(connection.fd, None)
         if self._connections.pop(connection.fd, None) is not None:
             self._poller.forget(connection.fd)
+            self._awaited.forget(connection.fd)
             connection.sock.close()
         if connection in self.idle:
             self.idle.remove(connection)
@@ -291,8 +326,12 @@ class Client:
         for connection in list(self._connections.values()):
             connection.stream = None
             self._drop(connection)
-        self._loop.remove_reader(self._poller.fileno())
+        if self._next_tick is None:
+            self._loop.remove_reader(self._poller.fileno())
+        else:
+            self._next_tick.cancel()
         self._poller.close()
+        self._awaited.close()
 
 
 class _Poller:
@@ -338,3 +377,29 @@ class _Poller:
             self._epoll.close()
         elif self._selector is not None:
             self._selector.close()
+
+
+class _Awaited:
+    """Tells once that something can be read; nothing where there is no epoll."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+
+    def watch(self, fd: int) -> None:
+        if self._epoll is not None:
+            self._epoll.register(fd, 0)
+
+    def once(self, fd: int) -> None:
+        if self._epoll is not None:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def ready(self) -> list[tuple[int, int]]:
+        return self._epoll.poll(0) if self._epoll is not None else []
+
+    def forget(self, fd: int) -> None:
+        if self._epoll is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()

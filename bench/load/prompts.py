@@ -139,15 +139,17 @@ def _text(rng: random.Random, characters: int) -> str:
     parts = [f"Note {rng.randrange(10**8)}.", rng.choice(_TASKS)]
     length = sum(len(part) + 2 for part in parts)
     passages = _passages()
+    left: list[str] = []
     while length < characters:
-        for passage in rng.sample(passages, len(passages)):
-            parts.append(passage)
-            length += len(passage) + 2
-            if length >= characters:
-                break
+        left = left or list(passages)
+        passage = left.pop(int(rng.random() * len(left)))
+        parts.append(passage)
+        length += len(passage) + 2
     text = "\n\n".join(parts)[:characters]
-    whole_words = text.rpartition(" ")[0] if characters < length else text
-    return whole_words or text
+    if characters < length:  # whole words only
+        end = max(text.rfind(" "), text.rfind("\n"))
+        return text[:end] if end > 0 else text
+    return text
 
 
 @cache
