@@ -217,7 +217,8 @@ def _survey(experiment: Experiment, engine: Engine, space: Space) -> Iterator[st
     share = 100 / len(servers) if servers else 0.0
     for verdict in ("refused", "does not fit", "at the edge"):
         count = sum(judged.verdict == verdict for judged, _ in servers.values())
-        yield f"{verdict}: {count:,} of {len(servers):,} ({count * share:.0f} %)"
+        launched = ", launched all the same: the forecast may be off by as much" if verdict == "at the edge" else ""
+        yield f"{verdict}: {count:,} of {len(servers):,} ({count * share:.0f} %){launched}"
         of_verdict = [group for (kind, _), group in groups.items() if kind == verdict]
         for group in sorted(of_verdict, key=lambda item: -item.count):
             yield f"  {group.count:,} x {group.reason}"
@@ -250,8 +251,12 @@ def _plan(experiment: Experiment) -> Iterator[str]:
     if search.hours is not None:
         high = min(high, max(low, search.hours * (1 + again / max(search.trials, 1))))
     yield f"plan      {search.trials} launches and {again} to measure the best again, {levels} load levels each"
-    launch = f"{LAUNCH_S[0]:.0f} to {LAUNCH_S[1]:.0f} s"
-    yield f"time      {_hours(low)} to {_hours(high)}; starting and stopping a server taken as {launch}"
+    scale = experiment.engine.time_scale
+    faster = f", and its clock runs {scale:g} times as fast (engine.time_scale)" if scale != 1 else ""
+    yield (
+        f"time      {_hours(low)} to {_hours(high)}; a server takes {LAUNCH_S[0]:.0f} to {LAUNCH_S[1]:.0f} s to "
+        f"start and stop{faster}"
+    )
     yield f"forecast  search.forecast={search.forecast}: {_FORECAST[search.forecast]}"
 
 

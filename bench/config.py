@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,9 +96,9 @@ def _command_line(arguments: Sequence[str], command: str) -> tuple[Mapping[Path,
 def _help(folders: Sequence[Path]) -> str:
     lines = ["experiments (+experiment=NAME):"]
     for name, path in sorted(files(folders, "experiment").items()):
-        comments = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("# ")]
-        said = next((text for text in comments if not text.startswith("@")), "")
-        lines.append(f"  {name:20} {said}")
+        comments = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+        said = itertools.takewhile(lambda line: not line.startswith(" "), (c for c in comments if c[:1] != "@"))
+        lines.append(textwrap.fill(" ".join(said), 120, initial_indent=f"  {name:20} ", subsequent_indent=" " * 23))
     lines.append("\ngroups (GROUP=NAME):")
     lines += [f"  {group:20} {listed(sorted(files(folders, group)))}" for group in GROUPS if group != "experiment"]
     lines.append(

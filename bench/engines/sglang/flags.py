@@ -120,7 +120,7 @@ class FlagTable:
         release = next((item for item in shipped if parse_version(item) == parse_version(version)[:3]), None)
         if release is None:
             raise LookupError(
-                f"the flags of SGLang {version!r} are not known{closest(version, shipped)}; "
+                f"the flags of SGLang {version!r} are not known; "
                 f"known are {shipped[0]} to {shipped[-1]}, others where they are installed"
             )
         return cls(version, flag_data.flags(release), f"the table shipped for {release}")
