@@ -40,7 +40,7 @@ _WRITABLE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRI
 _CONNECTS_AT_ONCE = 64  # below every server's listen backlog
 _TICK_S = 0.001
 _TURN = 64  # chunks that are read before the next look for first ones, about half a millisecond
-_DECODE = 512  # reads are decoded together: few enough for the processor's cache, and for 0.6 ms
+_DECODE = 1024  # reads are decoded together: few enough for the processor's cache, and for 2 ms
 
 
 Receive = Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
@@ -168,21 +168,31 @@ class Client:
             self._loop.add_reader(self._poller.fileno(), self._on_ready)
 
     def _read(self) -> bool:
-        """Read what can be read and say whether there was anything; here only what has to be done at once."""
-        chunked, now_ns = self._chunked, time.time_ns
+        """Read what can be read, and say whether there was anything."""
+        ready = self._poller.ready()
+        for place in range(0, len(ready), _TURN):
+            if place:
+                for fd, mask in self._awaited.ready():
+                    self._attend(fd, mask)
+            self._read_chunks(ready[place : place + _TURN])
+        reads = self._reads
+        if reads.handled_ns:
+            self.last_read_ns = reads.handled_ns[-1]
+        if len(reads.slots) >= _DECODE:
+            self.decode()
+        return bool(ready)
+
+    def _read_chunks(self, ready: list[tuple[int, int]]) -> None:
+        """This runs for every chunk, so it does only what has to be done at once."""
+        chunked, now_ns, readable = self._chunked, time.time_ns, _READABLE
         reads = self._reads
         collected, stamps = reads.data, reads.stamps
         add_slot, add_length, add_time = reads.slots.append, reads.lengths.append, reads.handled_ns.append
-        ready = self._poller.ready()
-        for place, (fd, mask) in enumerate(ready, 1):
-            if not place % _TURN:
-                for first_fd, first_mask in self._awaited.ready():
-                    self._attend(first_fd, first_mask)
-            pair = chunked.get(fd)
-            if pair is None or mask != _READABLE:
+        for fd, mask in ready:
+            if mask != readable or fd not in chunked:
                 self._attend(fd, mask)
                 continue
-            receive, slot = pair
+            receive, slot = chunked[fd]
             try:
                 data, ancillary, _, _ = receive(_READ_BYTES, _ANCILLARY_BYTES)
             except OSError as error:
@@ -198,11 +208,6 @@ class Client:
             add_time(now_ns())
             if len(data) < len(_LAST_CHUNK) or data.endswith(_LAST_CHUNK):
                 self._ending(fd, data)
-        if reads.handled_ns:
-            self.last_read_ns = reads.handled_ns[-1]
-        if len(reads.slots) >= _DECODE:
-            self.decode()
-        return bool(ready)
 
     def _ending(self, fd: int, data: bytes) -> None:
         """The end of a chunked body, or too few bytes to tell."""
