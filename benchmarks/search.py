@@ -11,6 +11,7 @@ Prints one JSON line per seed and one with the summary. Own words beside Hydra o
                         forecast_tpe (TPE behind our forecast, with recipes)
     --all               every space of this file with every policy (or the given one): the table of docs/search.md
     --pruning           the same candidates on the same hosts with and without pruning, on every space of this file
+    space=L40S          of these, only those whose names contain this
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -97,6 +98,7 @@ SPACES = {
     "27B hybrid, H200, small": ["+experiment=mtp_h200", *_HYBRID_SMALL],
 }
 PRUNING_TRIALS = 20
+OWN_WORDS = ("seeds=", "policy=", "space=")
 MEMORY_FOLDER = Path("/dev/shm")  # journals are synced to disk line by line, which is most of a simulated sweep's time
 
 
@@ -346,9 +348,9 @@ def hosts(engine: SglangEngine, seeds: int) -> list[SimulatedHost]:
     ]
 
 
-def compare(seeds: int, policies: Sequence[str]) -> None:
+def compare(spaces: Mapping[str, Sequence[str]], seeds: int, policies: Sequence[str]) -> None:
     """Policies on every space."""
-    for name, words in SPACES.items():
+    for name, words in spaces.items():
         experiment, engine = load(words)
         points = Points.of(engine, Space(experiment.space))
         truths = [Truth.of(experiment, engine, host, points) for host in hosts(engine, seeds)]
@@ -358,11 +360,11 @@ def compare(seeds: int, policies: Sequence[str]) -> None:
             print(json.dumps({**summary(experiment, policy, rows, points, truths), "space": name}), flush=True)
 
 
-def compare_pruning(seeds: int) -> None:
+def compare_pruning(spaces: Mapping[str, Sequence[str]], seeds: int) -> None:
     """Random candidates, which do not depend on what was measured, so that both searches launch the same."""
     worse = pairs = 0
     saved = []
-    for name, words in SPACES.items():
+    for name, words in spaces.items():
         common = [*words, "search.sampler=random", f"search.trials={PRUNING_TRIALS}"]
         experiment, engine = load(common)
         whole = replace(experiment, search=replace(experiment.search, prune=False))
@@ -418,17 +420,21 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    given = dict(word.split("=", 1) for word in words if word.startswith(("seeds=", "policy=")))
-    words = [word for word in words if not word.startswith(("seeds=", "policy="))]
+    given = dict(word.split("=", 1) for word in words if word.startswith(OWN_WORDS))
+    words = [word for word in words if not word.startswith(OWN_WORDS)]
     seeds, policy = int(given.get("seeds", 20)), given.get("policy", "ours")
     if policy not in POLICIES:
         print(f"policy={policy}: expected one of {', '.join(POLICIES)}", file=sys.stderr)
         return 2
+    spaces = {name: words for name, words in SPACES.items() if given.get("space", "").lower() in name.lower()}
+    if not spaces:
+        print(f"space={given['space']}: in no name of {'; '.join(SPACES)}", file=sys.stderr)
+        return 2
     if words == ["--all"]:
-        compare(seeds, [policy] if "policy" in given else list(POLICIES))
+        compare(spaces, seeds, [policy] if "policy" in given else list(POLICIES))
         return 0
     if words == ["--pruning"]:
-        compare_pruning(seeds)
+        compare_pruning(spaces, seeds)
         return 0
     try:
         experiment, engine = load([*words, *POLICIES[policy]])

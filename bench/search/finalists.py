@@ -87,8 +87,16 @@ def _other_families(chosen: Sequence[TrialRecord], ranked: Sequence[TrialRecord]
 
 
 def turns(experiment: Experiment, chosen: Sequence[TrialRecord]) -> Iterator[tuple[int, TrialRecord]]:
-    """Round and record, in turns (A B C A B C), so that a drift of the machine meets all alike."""
-    for number in range(1, experiment.search.finalist_rounds + 1):
+    """Round and record, in turns (A B C A B C), so that a drift of the machine meets all alike.
+
+    Where there are fewer finalists than were asked for, their launches become further rounds: of two configurations
+    with two values each even a difference of 10 % could not be told from noise.
+    """
+    search = experiment.search
+    rounds = search.finalist_rounds
+    if len(chosen) > 1:
+        rounds = max(rounds, (search.finalists + 1) * rounds // len(chosen))
+    for number in range(1, rounds + 1):
         for record in chosen:
             yield number, record
 

@@ -11,6 +11,11 @@ from bench.search import objective
 # Half-widths of the interim 95 % interval above its mean: it is looked at again and again, and one look in forty would
 # lie outside it by chance. 1.5 of them are three standard deviations.
 BOUND_WIDTHS = 1.5
+# Parts of ``min_window_s`` at which a window is looked at first, and from which on its interval is trusted.
+# Before, an interval may be too narrow, since it has not seen the slower changes (waves of prompts, growing contexts):
+# a trial is only stopped then where its upper bound lies below a share of the bar, growing from EARLY_SHARE to 1.
+FIRST_LOOK, TRUSTED = 0.1, 0.5
+EARLY_SHARE = 0.7
 # Roles whose trials are only of use if they can win. The others are measured for what they say about others.
 PRUNED_ROLES = frozenset({"search", "recipe"})
 
@@ -62,11 +67,15 @@ class Pruning:
 
     def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
         """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
-        below the bar, the range in which two configurations count as equal included."""
-        if interim is None or elapsed_s < self._experiment.workload.min_window_s / 2:
+        below the bar, the range in which two configurations count as equal included, and early in the window far
+        below it."""
+        seen = elapsed_s / self._experiment.workload.min_window_s
+        if interim is None or seen < FIRST_LOOK:
             return False
         upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
-        return self._loses(elapsed_s, upper, self._bar * (1 - self._experiment.search.tie_relative))
+        early = (TRUSTED - min(seen, TRUSTED)) / (TRUSTED - FIRST_LOOK)
+        share = (1 - early * (1 - EARLY_SHARE)) * (1 - self._experiment.search.tie_relative)
+        return self._loses(elapsed_s, upper, self._bar * share)
 
     def is_over(self, measurements: Sequence[Measurement]) -> bool:
         """Whether the levels that are left need not be measured: the deciding one was measured whole and lies below

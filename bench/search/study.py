@@ -34,6 +34,9 @@ MAX_ASKS = 64
 MAX_RANDOM_DRAWS = 2000
 # Random trials before TPE models anything. Ten, Optuna's default, would be half of a usual budget of launches.
 STARTUP_TRIALS = 5
+# What lies further below the best than this is no finalist worth a launch. Launches of one configuration were seen to
+# differ by 1 to 3 %: at 2 % the difference of two lies within 8.5 % but for one case in a thousand.
+HOPELESS = 0.1
 MEASURED = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 
 
@@ -100,7 +103,7 @@ class Study:
     @property
     def bar(self) -> float | None:
         """The value that a trial must reach to be of use: that of the last finalist, if the search ended now, or the
-        baseline's where that is better; None where nothing can be said yet."""
+        baseline's or ``HOPELESS`` less than the best where that is better; None where nothing can be said yet."""
         values: dict[bool, list[float]] = {True: [], False: []}
         for record in self.records:
             scored = objective.score(self._experiment, record.measurements)
@@ -108,11 +111,13 @@ class Study:
             if comparable and scored is not None and scored.meets_limits:
                 values[record.role in drift.BASELINES].append(scored.value)
         places = max(1, self._experiment.search.finalists)
-        best = sorted(values[False], reverse=objective.maximized(self._experiment.objective))
-        bars = [*values[True][-1:], *best[places - 1 : places]]
+        larger = objective.maximized(self._experiment.objective)
+        best = sorted(values[False], reverse=larger)
+        beaten = 1 - HOPELESS if larger else 1 + HOPELESS
+        bars = [*values[True][-1:], *best[places - 1 : places], *(value * beaten for value in best[:1])]
         if not bars:
             return None
-        return max(bars) if objective.maximized(self._experiment.objective) else min(bars)
+        return max(bars) if larger else min(bars)
 
     def ask(self) -> Proposal | None:
         """The next candidate that was not seen before, the baseline first; None when nothing is left.

@@ -24,6 +24,13 @@ def test_the_best_few_and_the_baseline_are_measured_in_turns():
     assert order == [(1, 0), (1, 4), (1, 3), (2, 0), (2, 4), (2, 3)]
 
 
+def test_launches_of_finalists_that_were_not_found_become_further_rounds():
+    experiment = build.experiment(search=SearchSpec(finalists=2, finalist_rounds=2))
+    records = [build.record(0, 100, role="baseline", values={}), build.record(1, 110)]
+    order = [turn for turn, _ in finalists.turns(experiment, finalists.choose(experiment, records))]
+    assert order == [1, 1, 2, 2, 3, 3]
+
+
 def test_failed_and_void_trials_never_become_finalists():
     experiment = build.experiment()
     records = [

@@ -15,6 +15,7 @@ from bench.search import drift, objective
 from bench.search.space import Space
 from bench.search.study import Study, launched
 from benchmarks import search as benchmark
+from tests import build
 
 SMALL = [
     "+experiment=mtp_rtx_pro_6000",
@@ -107,6 +108,22 @@ def test_values_of_a_host_that_was_settling_are_forgotten_and_the_best_of_them_l
     resumed = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), study.records)
     assert resumed.stale == study.stale
     assert resumed.bar == study.bar
+
+
+@pytest.mark.parametrize(
+    ("values", "bar"),
+    [
+        ([1000, 990, 980, 970], 980),  # the last of three finalists
+        ([1000, 600, 500, 400], 900),  # what lies a tenth below the best is no finalist worth a launch
+        ([650, 600, 500, 400], 700),  # the baseline
+    ],
+)
+def test_the_bar_of_a_trial(small, tmp_path, values, bar):
+    experiment, engine = small
+    study = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), [])
+    study.records = [build.record(0, 700, role="baseline")]
+    study.records += [build.record(number, value) for number, value in enumerate(values, 1)]
+    assert study.bar == bar
 
 
 def test_optuna_is_told_what_each_level_gave_also_of_trials_that_were_stopped(small, tmp_path):
