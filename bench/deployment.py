@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from bench.best import Best, requests
+from bench.engines.sglang.settings import parse_version
+from bench.engines.simulator.model import FULL_BATCH_CRASH_VERSION
 from bench.experiment import Experiment
 from bench.records import TrialRecord, write_json
 from bench.secrets import REDACTED
@@ -77,7 +79,7 @@ def launch_script(best: Best, experiment: Experiment, record: TrialRecord, *, ho
     words, asked = _words(record.command, experiment.model.name)
     lines = [
         "#!/usr/bin/env bash",
-        *_comments(_evidence(best, experiment)).splitlines(),
+        *_comments([*_evidence(best, experiment), *_cautions(best, record)]).splitlines(),
         "# HOST and PORT choose where it listens, PYTHON the interpreter. Whoever reaches it can use it.",
         "set -euo pipefail",
         f'HOST="${{HOST:-{host}}}"',
@@ -139,6 +141,7 @@ def compose_file(best: Best, experiment: Experiment, text: str, *, host: str = D
         *_evidence(best, experiment),
         f"Use: IMAGE=<an image that has {best.engine} for its python3> docker compose up",
         "HOST is the address of this machine that the port is published at.",
+        "This file was validated against the schema of the Compose specification, and never run: try it first.",
     ]
     probe = (
         f"import urllib.request as u; u.urlopen('http://127.0.0.1:{DEFAULT_PORT}/health', timeout={PROBE_TIMEOUT_S})"
@@ -244,6 +247,27 @@ def _evidence(best: Best, experiment: Experiment) -> list[str]:
         *best.sentences,
         f"Found by the run {experiment.name}/{experiment.run}, trial {best.trial}, with {best.engine}.",
         f"Meant for {requests(best.level)}.",
+    ]
+
+
+def _cautions(best: Best, record: TrialRecord) -> list[str]:
+    """What is known to kill this server in production although it was measured well."""
+    algorithm = best.flags.get("speculative_algorithm")
+    # As the simulator has it, whose docs/simulator.md says on what this rests: a draft model, and Triton's attention.
+    if (
+        parse_version(best.engine.partition(" ")[2])[:3] != FULL_BATCH_CRASH_VERSION
+        or algorithm in (None, "NGRAM")
+        or best.flags.get("attention_backend") not in (None, "triton")
+    ):
+        return []
+    version = ".".join(map(str, FULL_BATCH_CRASH_VERSION))
+    limit = record.facts.max_running_requests if record.facts is not None else None
+    number = "max_running_requests of its /server_info" if limit is None else str(limit)
+    return [
+        f"CAUTION: SGLang {version} with a draft model dies once as many requests run as max_running_requests allows"
+        " (seen on an H200 with the triton attention backend).",
+        f"Keep the requests of all clients together below {number}, for example in a proxy before it: what comes above"
+        " that does not wait in a queue, it ends the server.",
     ]
 
 

@@ -31,6 +31,7 @@ from bench.load.target import ROUTES, Target
 THRESHOLD_MISSED = 99
 _GENERATED = re.compile(r"^\w+:generation_tokens_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _PROGRESS_EVERY_S = 0.5
+_SERVER_INFO_S = 5.0  # SGLang answers in milliseconds; a server that does not is measured all the same
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,14 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        job, result = _run(_measure(job, options))
+        job, result, simulated = _run(_measure(job, options))
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
-    report.show(Console(), result, slos, limits)
+    report.show(Console(), result, slos, limits, simulated=simulated)
     if options.json is not None:
-        found = report.plain(job, result, slos, limits)
+        found = report.plain(job, result, slos, limits, simulated=simulated)
         options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     if options.parquet is not None:
         pyarrow.parquet.write_table(result.requests, options.parquet)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(item.holds(result.measurement) for item in limits) else THRESHOLD_MISSED
 
 
-def _run(work: Coroutine[Any, Any, tuple[Job, LevelResult]]) -> tuple[Job, LevelResult]:
+def _run(work: Coroutine[Any, Any, tuple[Job, LevelResult, bool]]) -> tuple[Job, LevelResult, bool]:
     try:
         import uvloop  # not on every platform
     except ImportError:
@@ -199,11 +200,13 @@ def _pattern(options: argparse.Namespace) -> Pattern:
     return Pattern(kind, concurrency, options.rate, options.burstiness, options.requests, options.ramp)
 
 
-async def _measure(job: Job, options: argparse.Namespace) -> tuple[Job, LevelResult]:
+async def _measure(job: Job, options: argparse.Namespace) -> tuple[Job, LevelResult, bool]:
+    """What was done, what came of it, and whether the server was a simulator."""
     async with aiohttp.ClientSession(options.url, headers=dict(job.target.headers)) as session:
         target = job.target
         if target.route != "generate" and target.model is None:
             target = Target(target.base_url, target.route, await _model(session), target.headers)
+        simulated = await _is_simulated(session)
         shown = sys.stderr.isatty() and not options.quiet
         result = await measure_pattern(
             target,
@@ -218,7 +221,8 @@ async def _measure(job: Job, options: argparse.Namespace) -> tuple[Job, LevelRes
         )
         if shown:
             print(end="\r\x1b[K", file=sys.stderr)
-        return Job(target, job.workload, job.pattern, job.seed, scale=job.scale, shards=job.shards), result
+        job = Job(target, job.workload, job.pattern, job.seed, scale=job.scale, shards=job.shards)
+        return job, result, simulated
 
 
 async def _model(session: aiohttp.ClientSession) -> str | None:
@@ -227,6 +231,16 @@ async def _model(session: aiohttp.ClientSession) -> str | None:
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, TypeError, ValueError):
         return None  # the first request will say what is wrong
+
+
+async def _is_simulated(session: aiohttp.ClientSession) -> bool:
+    """Whether the server says that it is a simulator, as this project's does; False where it says nothing."""
+    try:
+        async with session.get("/server_info", timeout=aiohttp.ClientTimeout(total=_SERVER_INFO_S)) as response:
+            info = await response.json() if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return False
+    return isinstance(info, dict) and info.get("simulated") is True
 
 
 async def _counters(session: aiohttp.ClientSession) -> ServerCounters:

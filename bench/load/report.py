@@ -89,11 +89,23 @@ def _meets(row: dict[str, Any], slo: Threshold) -> bool:
     return bool(value < slo.limit)
 
 
-def plain(job: Job, result: LevelResult, slos: Sequence[Threshold], thresholds: Sequence[Threshold]) -> dict[str, Any]:
-    """All figures, units in their names, and what was really done to get them."""
+def plain(
+    job: Job,
+    result: LevelResult,
+    slos: Sequence[Threshold],
+    thresholds: Sequence[Threshold],
+    *,
+    simulated: bool = False,
+) -> dict[str, Any]:
+    """All figures, units in their names, and what was really done to get them.
+
+    Args:
+        simulated: the server was a simulator.
+    """
     got = result.measurement
     report: dict[str, Any] = {
         "schema_version": 1,
+        "simulated": simulated,
         "target": {"base_url": job.target.base_url, "route": job.target.route, "model": job.target.model},
         "pattern": {**to_plain(job.pattern), "trace": len(job.pattern.trace)},
         "workload": to_plain(job.workload),
@@ -157,9 +169,18 @@ def _interval(interval: Interval) -> dict[str, Any]:
     return {**to_plain(interval), "relative_half_width": interval.relative_half_width}
 
 
-def show(console: Console, result: LevelResult, slos: Sequence[Threshold], thresholds: Sequence[Threshold]) -> None:
-    """Print one screen."""
+def show(
+    console: Console,
+    result: LevelResult,
+    slos: Sequence[Threshold],
+    thresholds: Sequence[Threshold],
+    *,
+    simulated: bool = False,
+) -> None:
+    """Print one screen; ``simulated``: the server was a simulator."""
     got = result.measurement
+    if simulated:
+        console.print("[bold red]SIMULATED[/]: the server is a simulator; no GPU and no engine is measured", **_PLAIN)
     if result.failure is not None:
         console.print(f"[red]failed[/]: {result.failure.cause}: {result.failure.detail}", **_PLAIN)
     if got is None:
@@ -172,15 +193,16 @@ def show(console: Console, result: LevelResult, slos: Sequence[Threshold], thres
         **_PLAIN,
     )
     console.print(
-        f"[bold]{rate.mean:,.1f} output tok/s[/] ± {100 * rate.relative_half_width:.1f} % (95 %; {rate.method})",
+        f"[bold]{rate.mean:,.1f} output tok/s{' (simulated)' if simulated else ''}[/] "
+        f"± {100 * rate.relative_half_width:.1f} % (95 %; {rate.method})",
         **_PLAIN,
     )
     facts = [f"{got.request_per_s:.2f} requests/s", f"{got.in_flight_mean:.1f} in flight"]
     if got.server_output_tok_per_s is not None:
         facts.append(f"server counts {got.server_output_tok_per_s:,.1f} tok/s")
     if got.acceptance_length is not None:
-        simulated = " (simulated)" if got.acceptance_simulated else ""
-        facts.append(f"acceptance length {got.acceptance_length:.3f}{simulated}")
+        mark = " (simulated)" if got.acceptance_simulated else ""
+        facts.append(f"acceptance length {got.acceptance_length:.3f}{mark}")
     if got.step_time_s is not None:
         facts.append(f"step {got.step_time_s * 1e3:.2f} ms")
     console.print(" · ".join(facts), **_PLAIN)

@@ -13,6 +13,7 @@ from bench.pick import main
 from tests.answer.runs import measured_run
 
 TOKEN = "hf_AbCdEfGh1234567890abcdefghij"
+PRODUCTION_PAGE = Path(__file__).parents[2] / "docs" / "production.md"
 BESIDE_PYTHON = Path(sys.executable).parent
 
 
@@ -62,6 +63,12 @@ def test_the_compose_file_validates_against_the_specification(deployed: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_compose_file_says_that_it_was_never_run(run: Path) -> None:
+    assert main([str(run)]) == 0
+    assert "never run: try it first" in (run / "compose.yaml").read_text()
+    assert "**was never run**" in PRODUCTION_PAGE.read_text()
+
+
 def test_the_real_one_asks_for_its_gpu_and_the_simulated_one_does_not(run: Path, h200: Path) -> None:
     assert main([str(run)]) == main([str(h200)]) == 0
     services = [yaml.safe_load((folder / "compose.yaml").read_text())["services"]["server"] for folder in (run, h200)]
@@ -108,3 +115,24 @@ def test_the_script_starts_what_was_measured_and_nothing_of_another_version(h200
     assert refused.returncode == 1
     assert "sglang 0.5.14 is installed, but these flags were measured with 0.5.15" in refused.stderr
     assert "--host 127.0.0.1 --port 30000" in start("0.5.14", ANY_VERSION="1").stdout
+
+
+def test_the_script_warns_of_the_full_batch_that_ends_the_server(h200: Path) -> None:
+    """As SGLang 0.5.15 does with an MTP layer; the launch held 39 requests at most."""
+    assert main([str(h200), "--level", "1"]) == 0
+    script = (h200 / "picked" / "level-1" / "launch.sh").read_text()
+    assert "--speculative-algorithm NEXTN" in script
+    assert "# CAUTION: SGLang 0.5.15 with a draft model dies once as many requests run as max_running_req" in script
+    assert "# Keep the requests of all clients together below 39," in script
+
+
+def test_a_server_without_that_defect_is_not_warned_of(h200: Path, tmp_path: Path) -> None:
+    assert main([str(h200)]) == 0
+    assert "CAUTION" not in (h200 / "launch.sh").read_text(), "it has no draft model"
+    for name in ("trials.jsonl", "finalists.jsonl", "experiment.yaml"):
+        file = h200 / name
+        file.write_text(file.read_text().replace("0.5.15", "0.5.16"))
+    assert main([str(h200), "--level", "1"]) == 0
+    script = (h200 / "picked" / "level-1" / "launch.sh").read_text()
+    assert "--speculative-algorithm NEXTN" in script
+    assert "CAUTION" not in script, "another version"
