@@ -21,6 +21,9 @@ ACCEPTED = 0.7
 # Where several tokens are drafted for one place, each further one keeps this share of the misses (assumption: the
 # runner-up of a language model is right about a third of the times that the first is wrong).
 BRANCH_MISS = 0.7
+# Tokens of its answer at most, for which a request needs room to be let in (sglang 0.5.15 schedule_policy,
+# SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION).
+RESERVED_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ def roofline(
     prompt, output = workload.prompts.input_tokens, workload.output_tokens
     context = prompt + output / 2
     limit = forecast.max_running_requests or concurrency
-    fitting = int((forecast.kv_tokens or 0) / context) or concurrency
+    # A request is let in while there is room for all that it may still say, beside what the others hold.
+    newcomer = prompt + min(output, RESERVED_TOKENS)
+    tokens = forecast.kv_tokens
+    fitting = concurrency if tokens is None else 1 + int((tokens - newcomer) / context)
     running = max(1, min(concurrency, limit, fitting))
     flops = hardware.flops_bf16
     moved = demand.step_bytes + running * (demand.request_bytes + context * demand.token_bytes)

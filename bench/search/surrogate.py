@@ -21,7 +21,7 @@ CONSTANT_VARIANCE = 1.0  # of the logarithm of the common factor between prior a
 # Standard deviations of the logarithm, of one feature each and of all together.
 PHYSICAL_SCALES = (0.1, 0.2, 0.4)
 FLAG_SCALES = (0.003, 0.01, 0.03)
-JOINT_SCALES = (0.05, 0.15)
+JOINT_SCALES = (0.02, 0.05, 0.15)
 ADDITIVE_LENGTH = 0.5  # of one feature, whose range is 1
 JOINT_LENGTH = 1.0  # of the sum over features
 JOINT_FLAG_SHARE = 0.2  # of a flag's distance in that sum
