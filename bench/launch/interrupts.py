@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -55,13 +56,16 @@ async def run_interruptible(
     timers: list[asyncio.TimerHandle] = []
 
     def leave_now() -> None:
-        kill_now()
-        os._exit(128 + received[0])
+        try:
+            kill_now()
+        finally:
+            os._exit(128 + received[0])
 
     def end_cleanly() -> None:
-        say(f"{received[0].name}: ending in good order (at most {clean_end_s:.0f} s; once more ends it now)")
         timers.append(loop.call_later(clean_end_s, leave_now))
         task.cancel()
+        with contextlib.suppress(OSError):  # the terminal whose end SIGHUP tells takes no more lines
+            say(f"{received[0].name}: ending in good order (at most {clean_end_s:.0f} s; once more ends it now)")
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         received.append(signal.Signals(number))

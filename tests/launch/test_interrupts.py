@@ -33,15 +33,21 @@ async def work():
                 deadline = time.monotonic() + 30
                 while time.monotonic() < deadline:
                     pass
-            if sys.argv[5] == "stubborn":
+            if "stubborn" in sys.argv[5]:
                 while True:
                     try: await asyncio.sleep(30)
                     except asyncio.CancelledError: pass
             await asyncio.Event().wait()
+def say(text):
+    if "terminal is gone" in sys.argv[5]: raise OSError(5, "Input/output error")
+    print(text, flush=True)
+def kill_now():
+    kill_live_servers()
+    say("killed")
 async def main():
     try:
-        await run_interruptible(work(), kill_now=kill_live_servers, say=lambda text: print(text, flush=True),
-                                clean_end_s=1.0 if sys.argv[5] == "stubborn" else 10.0)
+        await run_interruptible(work(), kill_now=kill_now, say=say,
+                                clean_end_s=1.0 if "stubborn" in sys.argv[5] else 10.0)
     except InterruptedByOperatorError as error:
         print("CLEAN", flush=True)
         sys.exit(error.exit_code)
@@ -140,6 +146,24 @@ async def test_work_that_will_not_be_cancelled_is_ended_after_its_time(pad: Laun
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
+    await nothing_is_left(pad)
+
+
+async def test_a_lost_terminal_does_not_keep_the_work_from_ending_in_good_order(pad: Launchpad, launch: Launch) -> None:
+    process = launch(manner="terminal is gone")
+    process.send_signal(signal.SIGHUP)
+    output, errors = process.communicate(timeout=20)
+    assert "CLEAN" in output
+    assert errors == ""
+    assert process.returncode == 128 + signal.SIGHUP
+    assert pad.family().find() == []
+
+
+async def test_a_lost_terminal_does_not_keep_stubborn_work_alive(pad: Launchpad, launch: Launch) -> None:
+    process = launch(manner="stubborn, terminal is gone")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGHUP
     await nothing_is_left(pad)
 
 
