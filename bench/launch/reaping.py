@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,12 @@ def _pid_files(root: Path) -> list[tuple[Path, pidfile.PidFile]]:
     found = []
     for path in sorted(root.rglob(pidfile.FILE_NAME)):
         try:
-            found.append((path, pidfile.read(path)))
+            pid_file = pidfile.read(path)
         except (OSError, ValueError):
             continue  # gone meanwhile, or not ours
+        # Its folder may have been renamed since, and a new trial may write in the old place.
+        log = path.parent.resolve() / Path(pid_file.log).name
+        found.append((path, dataclasses.replace(pid_file, log=str(log))))
     return found
 
 
