@@ -60,7 +60,7 @@ def _found(run: Run, chosen: Mapping[str, Any], winner: TrialRecord) -> Answer:
 def _headline(
     run: Run, chosen: Mapping[str, Any], winner: TrialRecord, value: Interval | None, gain: Interval | None
 ) -> str:
-    shown = "" if value is None else f" with {words.metric_value(run.objective.metric, value.mean)}"
+    shown = "" if value is None else f" with {_marked(run, value.mean)}"
     first = baseline(run)
     is_baseline = first is not None and first.config.key == winner.config.key
     if chosen.get("verdict") == "not_meeting_limits":
@@ -68,13 +68,23 @@ def _headline(
             f"No configuration keeps the limits; trial {winner.number} comes nearest{shown}. {_misses(chosen)}".strip()
         )
     if is_baseline:
-        return f"Keep the baseline{shown}: nothing that was measured again is better beyond doubt."
+        plain = "" if value is None else f" with {words.metric_value(run.objective.metric, value.mean)}"
+        return f"Keep the baseline{plain}: nothing that was measured again is better beyond doubt{_mark(run)}."
     if chosen.get("verdict") == "no_difference" or gain is None:
         why = "there is no fresh baseline to hold it against" if gain is None else "it cannot be told from the baseline"
         return f"Trial {winner.number} is picked{shown}, but {why}."
     word = "more" if run.objective.larger_is_better else "less"
     sure = f" (95 % interval {_range(gain)})" if _bounded(gain) else ""
     return f"Trial {winner.number} is best{shown}, {words.percent(gain.mean)} {word} than the baseline{sure}."
+
+
+def _marked(run: Run, value: float) -> str:
+    """The objective's value as a headline has it, which may be all that is quoted."""
+    return words.metric_value(run.objective.metric, value) + _mark(run)
+
+
+def _mark(run: Run) -> str:
+    return " (simulated)" if any(record.simulated for record in run.all_records) else ""
 
 
 def _misses(chosen: Mapping[str, Any]) -> str:
@@ -94,7 +104,7 @@ def _in_rounds(run: Run, winner: TrialRecord) -> Answer:
     first = next((item for item in shown if item.role == "baseline" and item.again), None)
     value = values.get(winner.config.key)
     reference = None if first is None else values.get(first.record.config.key)
-    gave = words.metric_value(metric, value.mean if value else winner.value or 0.0)
+    gave = _marked(run, value.mean if value else winner.value or 0.0)
     if first is not None and first.record.config.key == winner.config.key:
         lead = f"nothing beats the baseline's {gave}"
     elif value is not None and reference is not None and not is_difference(relative_difference(value, reference)):
@@ -134,7 +144,7 @@ def _so_far(run: Run, winner: TrialRecord) -> Answer:
     ended = f"{count} of {total} trials {'has' if count == 1 else 'have'} ended" if unfinished else ""
     value = winner.value or 0.0
     first = baseline(run)
-    shown = words.metric_value(run.objective.metric, value)
+    shown = _marked(run, value)
     if first is not None and first.config.key == winner.config.key:
         lead = f"nothing beats the baseline's {shown} so far" if count > 1 else f"the baseline gave {shown}"
     else:

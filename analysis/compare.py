@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from analysis import words
-from analysis.figures.style import origins
+from analysis.figures.style import SIMULATED, origins
 from analysis.frames import AnalysisError, Run, load
 from analysis.intervals import is_difference, relative_difference
 from analysis.standing import Standing, baseline, by_load, settings, standings
@@ -56,6 +56,7 @@ class Comparison:
     Attributes:
         changed: what is not the same in them, one sentence each.
         deciding_level: the load level that the objective is taken at.
+        marks: what is not real about the numbers, the same in all runs.
     """
 
     metric: str
@@ -63,6 +64,12 @@ class Comparison:
     deciding_level: int | None
     changed: tuple[str, ...]
     rows: tuple[Row, ...]
+    marks: tuple[str, ...]
+
+    @property
+    def mark(self) -> str:
+        """`` (simulated)`` where the numbers are a simulator's, to stand behind them."""
+        return " (simulated)" if SIMULATED in self.marks else ""
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -81,7 +88,12 @@ def compare(runs: Sequence[Run]) -> Comparison:
     objective = first.objective
     changed = [text for other in others for text in _changes(first, other)]
     return Comparison(
-        objective.metric, objective.larger_is_better, objective.level, tuple(dict.fromkeys(changed)), tuple(rows)
+        objective.metric,
+        objective.larger_is_better,
+        objective.level,
+        tuple(dict.fromkeys(changed)),
+        tuple(rows),
+        tuple(_marks(first)),
     )
 
 
@@ -93,7 +105,8 @@ def regression(comparison: Comparison, role: str, tolerance: float) -> tuple[int
     row = rows[-1]
     sign = 1.0 if comparison.larger_is_better else -1.0
     low, high = sorted((sign * row.difference.low, sign * row.difference.high))
-    seen = f"{words.interval(row.difference, relative=True)} at {row.level} in flight, tolerance {tolerance:.1%}"
+    seen = f"{words.interval(row.difference, relative=True)}{comparison.mark} at {row.level} in flight"
+    seen += f", tolerance {tolerance:.1%}"
     if high < -tolerance:
         return EXIT_REGRESSION, f"Regression: the {role} changed by {seen}."
     if low > -tolerance:
@@ -114,13 +127,15 @@ def _obstacles(first: Run, other: Run) -> list[str]:
         mine, theirs = first.setting("workload", name), other.setting("workload", name)
         if mine != theirs:
             found.append(f"workload.{name} is {mine} in {first.name} and {theirs} in {other.name}")
-    mine, theirs = (
-        set(origins(launch for standing in standings(run) for launch in standing.launches)) for run in (first, other)
-    )
+    mine, theirs = set(_marks(first)), set(_marks(other))
     for mark in sorted(mine ^ theirs):
         holder, without = (first, other) if mark in mine else (other, first)
         found.append(f"{holder.name} has numbers with {mark}, {without.name} has none")
     return found
+
+
+def _marks(run: Run) -> list[str]:
+    return origins(launch for standing in standings(run) for launch in standing.launches)
 
 
 def _changes(first: Run, other: Run) -> list[str]:
@@ -221,6 +236,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show(comparison: Comparison, sentence: str) -> None:
     console = words.console()
+    if comparison.marks:
+        console.print(f"Not real in all of these runs: {', '.join(comparison.marks)}.", markup=False, highlight=False)
     for text in comparison.changed:
         console.print(text, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False)
@@ -229,7 +246,7 @@ def _show(comparison: Comparison, sentence: str) -> None:
         "in flight",
         "reference",
         "run",
-        words.metric_name(comparison.metric),
+        words.metric_name(comparison.metric) + comparison.mark,
         "difference",
         "",
     ):
@@ -246,7 +263,7 @@ def _show(comparison: Comparison, sentence: str) -> None:
         )
     console.print(table)
     if sentence:
-        console.print(sentence, markup=False, highlight=False)
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from analysis import words
 from analysis.frames import Run
@@ -19,7 +20,7 @@ DRIFT_RELATIVE = 0.05
 def doubts(run: Run) -> list[str]:
     """What is doubtful about the run, one sentence each, gravest first."""
     shown = standings(run)
-    found = [*_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown)]
+    found = [*_contradicted(run), *_drift(run), *_edges(run), *_queueing(run, shown), *_losses(shown)]
     infrastructure = [r for r in run.all_records if r.outcome.kind is OutcomeKind.INFRASTRUCTURE]
     if infrastructure:
         causes = ", ".join(sorted({str(record.outcome.cause) for record in infrastructure}))
@@ -28,6 +29,17 @@ def doubts(run: Run) -> list[str]:
             f"configuration ({causes}); they count against no configuration."
         )
     return list(dict.fromkeys([*found, *_measurement_warnings(run), *_rewrites(run)]))
+
+
+def _contradicted(run: Run) -> list[str]:
+    """Files whose last verification does not hold."""
+    last = {verdict["file"]: verdict for verdict in run.verdicts}
+    return [
+        f"`{file}` was verified on {datetime.fromtimestamp(verdict['at'], UTC):%Y-%m-%d} and does not hold: "
+        f"{'; '.join(verdict['reasons'])}."
+        for file, verdict in last.items()
+        if not verdict["holds"]
+    ]
 
 
 def _drift(run: Run) -> list[str]:

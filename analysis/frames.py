@@ -57,9 +57,11 @@ class Run:
         environment: GPU, driver, engine, host, ``{}`` where the file is missing.
         best: ``best.json``, None before the finalists were measured.
         records, finalist_records: the lines of trials.jsonl and finalists.jsonl.
+        verdicts: every ``verify/NNNN/verdict.json``, in their order.
         trials, finalists: one row per launch (``docs/frames.md`` lists the columns).
         measurements: one row per launch and load level, of both files.
         parameters: one row per trial and parameter.
+        verifications: one row per verdict of ``bench.verify``.
     """
 
     path: Path
@@ -69,10 +71,12 @@ class Run:
     objective: Objective
     records: tuple[TrialRecord, ...]
     finalist_records: tuple[TrialRecord, ...]
+    verdicts: tuple[Mapping[str, Any], ...]
     trials: pd.DataFrame
     finalists: pd.DataFrame
     measurements: pd.DataFrame
     parameters: pd.DataFrame
+    verifications: pd.DataFrame
 
     @property
     def name(self) -> str:
@@ -115,6 +119,8 @@ def load(run: Path | str) -> Run:
     experiment = written["resolved"] if isinstance(written.get("resolved"), dict) else written
     objective = _objective(experiment, records)
     everything = records + finalist_records
+    read_verdicts = (_json(file) for file in sorted(path.glob("verify/*/verdict.json")))
+    verdicts = tuple(verdict for verdict in read_verdicts if verdict is not None)
     return Run(
         path=path,
         experiment={**written, **experiment},
@@ -123,10 +129,12 @@ def load(run: Path | str) -> Run:
         objective=objective,
         records=records,
         finalist_records=finalist_records,
+        verdicts=verdicts,
         trials=trial_frame(records, objective),
         finalists=trial_frame(finalist_records, objective),
         measurements=measurement_frame(everything),
         parameters=parameter_frame(records, _searched(experiment, records)),
+        verifications=verification_frame(verdicts),
     )
 
 
@@ -160,6 +168,23 @@ def parameter_frame(records: Iterable[TrialRecord], searched: frozenset[str]) ->
             rows.append((record.number, name, name in searched, asked.get(name), runs.get(name)))  # noqa: PERF401
     frame = pd.DataFrame(rows, columns=["trial", "parameter", "searched", "asked", "effective"])
     return frame.astype({"asked": object, "effective": object})
+
+
+def verification_frame(verdicts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per verdict that ``bench.verify`` left."""
+    rows = []
+    for verdict in verdicts:
+        row = {name: verdict.get(name) for name in VERDICT_COLUMNS}
+        for name in ("stated", "measured"):
+            value = interval_of(verdict.get(name))
+            row |= {name: None, f"{name}_low": None, f"{name}_high": None}
+            if value is not None:
+                row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+        rows.append({**row, "reasons": "\n".join(verdict.get("reasons") or ())})
+    columns = [*VERDICT_COLUMNS, *(f"{name}{end}" for name in ("stated", "measured") for end in ("", "_low", "_high"))]
+    frame = _typed(pd.DataFrame(rows, columns=[*columns, "reasons"]))
+    frame["at"] = pd.to_datetime(frame["at"], unit="s", utc=True)
+    return frame
 
 
 def measurement_at(record: TrialRecord, level: int | None) -> Measurement | None:
@@ -293,6 +318,7 @@ FACT_COLUMNS = (
     "available_after_start_bytes",
     "retractions",
 )
+VERDICT_COLUMNS = ("launch", "at", "file", "trial", "engine", "simulated", "metric", "level", "holds", "weak")
 MEASUREMENT_COLUMNS = (
     "request_per_s",
     "in_flight_mean",
@@ -317,9 +343,9 @@ MEASUREMENT_COLUMNS = (
 )
 TEXTS = (
     *("role", "key", "kind", "cause", "phase", "detail", "evidence", "advice", "engine", "forecast_verdict", "command"),
-    *("pattern", "prompts_hash", "warnings"),
+    *("pattern", "prompts_hash", "warnings", "file", "metric", "reasons"),
 )
-BOOLEANS = ("launched", "simulated", "dummy_weights", "meets_limits", "valid", "acceptance_simulated")
+BOOLEANS = ("launched", "simulated", "dummy_weights", "meets_limits", "valid", "acceptance_simulated", "holds", "weak")
 SUMMARY_PARTS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 

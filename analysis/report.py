@@ -24,8 +24,17 @@ from analysis import words
 from analysis.answer import Answer, answer
 from analysis.doubts import doubts
 from analysis.figures import drawings
-from analysis.figures.style import COLOURS, KINDS, Drawing, inline_svg, origins, save
-from analysis.frames import AnalysisError, Run, advice_text, command_text, load, measurement_at, metric_interval
+from analysis.figures.style import COLOURS, KINDS, SIMULATED, Drawing, inline_svg, origins, save
+from analysis.frames import (
+    AnalysisError,
+    Run,
+    advice_text,
+    command_text,
+    interval_of,
+    load,
+    measurement_at,
+    metric_interval,
+)
 from analysis.intervals import is_difference, relative_difference
 from analysis.standing import Standing, baseline, best, by_load, measured, settings, standings
 from bench.outcome import OutcomeKind
@@ -110,7 +119,7 @@ def _group(parts: Sequence[str]) -> str:
 
 
 def _page(run: Run, figures: Sequence[tuple[str, str]]) -> str:
-    said = answer(run)
+    said, marks = answer(run), origins(run.all_records)
     drawn = dict(figures)
     sections = [
         (
@@ -118,6 +127,7 @@ def _page(run: Run, figures: Sequence[tuple[str, str]]) -> str:
             "Finalists and baseline" if run.finalist_records else "Best so far and baseline",
             _finalists(run),
         ),
+        ("verified", "Verified", _verified(run)),
         ("warnings", "Warnings", _warnings(run)),
         *((title.lower(), title, _group([drawn[name] for name in names])) for title, names in GROUPS),
         ("trials", "All trials", _trials(run)),
@@ -126,12 +136,12 @@ def _page(run: Run, figures: Sequence[tuple[str, str]]) -> str:
     sections = [section for section in sections if section[2]]
     template = Template((files("analysis") / "report.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=escape(f"{run.name}: sweep report"),
+        title=escape(f"{run.name}: {'simulated ' if SIMULATED in marks else ''}sweep report"),
         light=_colours(0),
         dark=_colours(1),
         eyebrow=_eyebrow(run),
         headline=_prose(said.headline),
-        stamps="".join(f"<span>{escape(text)}</span>" for text in origins(run.all_records)),
+        stamps="".join(f"<span>{escape(text)}</span>" for text in marks),
         answer=_answer_items(run, said),
         navigation="".join(f'<a href="#{anchor}">{title}</a>' for anchor, title, _ in sections),
         sections="\n".join(
@@ -203,6 +213,36 @@ def _finalists(run: Run) -> str:
     load_text = "" if level is None else f"<p>At {words.counted(level, 'request')} in flight; 95 % intervals.</p>"
     table = f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return f'{load_text}<div class="scroll">{table}</div>'
+
+
+def _verified(run: Run) -> str:
+    """What ``bench.verify`` measured again, the latest first."""
+    heads = ("file", "when", "at", "stated", "measured again", "")
+    rows = []
+    for verdict in reversed(run.verdicts):
+        stated, fresh = interval_of(verdict.get("stated")), interval_of(verdict.get("measured"))
+        held, weak, reasons = verdict["holds"], verdict["weak"], "; ".join(verdict["reasons"])
+        mark = " (simulated)" if verdict["simulated"] else ""
+        cells = (
+            f"{verdict['file']} (trial {verdict['trial']})",
+            f"{datetime.fromtimestamp(verdict['at'], UTC):%Y-%m-%d %H:%M} UTC",
+            f"{words.counted(verdict['level'], 'request')} in flight",
+            "" if stated is None else f"{words.interval(stated)} {words.metric_name(verdict['metric'])}{mark}",
+            "no number" if fresh is None else f"{words.interval(fresh)}{mark}",
+            ("holds" + (", but the intervals are so wide that this says little" if weak else ""))
+            if held
+            else f"does not hold: {reasons}",
+        )
+        rows.append(
+            "".join(f'<td data-label="{head}">{escape(cell)}</td>' for head, cell in zip(heads, cells, strict=True))
+        )
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    intro = "<p>Launched and measured once more with <code>python -m bench.verify</code>; 95 % intervals.</p>"
+    table = f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'{intro}<div class="scroll">{table}</div>'
 
 
 def _mean_latency(standing: Standing, level: int | None, metric: str) -> str:

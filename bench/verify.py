@@ -12,6 +12,7 @@ import asyncio
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,36 @@ class Case:
     engine: Engine
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification found; ``RUN/verify/NNNN/verdict.json`` holds it, for the report.
+
+    Attributes:
+        file: what was verified, relative to the run where it lies in it.
+        at: when, in seconds since 1970.
+        launch: number of its launch, NNNN. trial: of the search, that found the configuration.
+        stated: the number of the file. measured: of the fresh launch; None where it gave none.
+        holds: whether the number and every limit that was kept hold.
+        reasons: why not, one sentence each.
+        weak: the intervals are so wide that holding says little.
+    """
+
+    file: str
+    at: float
+    launch: int
+    trial: int
+    engine: str
+    simulated: bool
+    metric: str
+    level: int
+    stated: Interval
+    measured: Interval | None
+    holds: bool
+    reasons: tuple[str, ...]
+    weak: bool
+    schema_version: int = 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify; 0 where the number holds, 1 where it does not, 2 where the file is refused or nothing was measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.verify", description="Measure what a file says again.")
@@ -64,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder = _run_folder(options.file, options.run)
         case = read(options.file, folder)
-        return asyncio.run(run_interruptible(_verify(case, folder), kill_now=kill_live_servers, say=_tell))
+        return asyncio.run(
+            run_interruptible(_verify(case, folder, options.file), kill_now=kill_live_servers, say=_tell)
+        )
     except (config.ConfigError, RecordError, EngineError, RefusedFileError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
@@ -100,7 +133,7 @@ def holds(stated: Interval, fresh: Interval) -> bool:
     return fresh.low <= stated.high and fresh.high >= stated.low
 
 
-async def _verify(case: Case, folder: RunFolder) -> int:
+async def _verify(case: Case, folder: RunFolder, file: Path) -> int:
     record = await _measured(case, folder)
     for _ in range(MAX_INFRASTRUCTURE_RETRIES):
         if record.outcome.counts:
@@ -109,7 +142,10 @@ async def _verify(case: Case, folder: RunFolder) -> int:
         record = await _measured(case, folder)
     if not record.outcome.counts:
         raise RefusedFileError(f"nothing was measured: {record.outcome.cause}: {record.outcome.detail}")
-    return judge(case, record)
+    verdict = judge(case, record, _name(file, folder))
+    records.write_json(_launch_folder(folder, record.number) / "verdict.json", verdict)
+    _say(verdict)
+    return HOLDS if verdict.holds else DOES_NOT_HOLD
 
 
 async def _measured(case: Case, folder: RunFolder) -> TrialRecord:
@@ -118,42 +154,70 @@ async def _measured(case: Case, folder: RunFolder) -> TrialRecord:
     proposal = Proposal(number, "verification", found.candidate, found.config, found.forecast)
     with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
         host = Host(gpus, gpus.idle_bytes())
-        where = folder.path / "verify" / f"{number:04d}"
+        where = _launch_folder(folder, number)
         record = await run_trial(case.experiment, case.engine, proposal, host, folder=where, on_phase=_tell)
     records.append(folder.path / "verifications.jsonl", record)
     return record
 
 
-def judge(case: Case, record: TrialRecord) -> int:
-    """Print what was stated and what a fresh launch gave, and whether the one holds; the exit code."""
+def judge(case: Case, record: TrialRecord, file: str = "best.json") -> Verdict:
+    """Hold what a fresh launch gave against what was stated."""
     stated, outcome = case.stated, record.outcome
     measured = (item for item in record.measurements if item.valid and item.concurrency == stated.level)
     measurement = next(measured, None)
     score = objective.score(case.experiment, record.measurements)
+    fresh = None
     if record.value is None or measurement is None or score is None:
-        print(f"does not hold: the server ended as {outcome.kind} ({outcome.cause}) {outcome.line or outcome.detail}")
-        return DOES_NOT_HOLD
-    fresh = _interval(measurement, stated.metric, record.value)
-    print(f"{stated.metric} at {best.requests(stated.level)}, {stated.engine}")
-    print(f"stated:       {_shown(stated.value)}")
-    print(f"measured now: {_shown(fresh)}, {record.value / stated.value.mean - 1:+.1%}")
-    missed = [
-        f"{name} is {amount:.1%} over its limit of {stated.limits[name]:g}, which was kept when it was picked"
-        for name, amount in score.excess
-        if amount > 0 and (stated.excess.get(name) or 0.0) <= 0
-    ]
-    for text in missed:
+        reasons = [f"the server ended as {outcome.kind} ({outcome.cause}) {outcome.line or outcome.detail}"]
+    else:
+        fresh = _interval(measurement, stated.metric, record.value)
+        reasons = [
+            f"{name} is {amount:.1%} over its limit of {stated.limits[name]:g}, which was kept when it was picked"
+            for name, amount in score.excess
+            if amount > 0 and (stated.excess.get(name) or 0.0) <= 0
+        ]
+        if not holds(stated.value, fresh):
+            better = objective.better(case.experiment.objective, record.value, stated.value.mean)
+            reasons.append(f"the two intervals do not meet; it is {'better' if better else 'worse'} than stated")
+    weak = fresh is not None and stated.value.relative_half_width + fresh.relative_half_width > WEAK_RELATIVE
+    return Verdict(
+        file=file,
+        at=time.time(),
+        launch=record.number,
+        trial=stated.trial,
+        engine=stated.engine,
+        simulated=record.simulated,
+        metric=stated.metric,
+        level=stated.level,
+        stated=stated.value,
+        measured=fresh,
+        holds=not reasons,
+        reasons=tuple(reasons),
+        weak=weak,
+    )
+
+
+def _say(verdict: Verdict) -> None:
+    if verdict.measured is not None:
+        mark = ", simulated: no GPU and no engine is measured" if verdict.simulated else ""
+        print(f"{verdict.metric} at {best.requests(verdict.level)}, {verdict.engine}{mark}")
+        print(f"stated:       {_shown(verdict.stated)}")
+        print(f"measured now: {_shown(verdict.measured)}, {verdict.measured.mean / verdict.stated.mean - 1:+.1%}")
+    for text in verdict.reasons:
         print(f"does not hold: {text}")
-    if not holds(stated.value, fresh):
-        better = objective.better(case.experiment.objective, record.value, stated.value.mean)
-        print(f"does not hold: the two intervals do not meet; it is {'better' if better else 'worse'} than stated")
-        return DOES_NOT_HOLD
-    if missed:
-        return DOES_NOT_HOLD
-    print("holds: the two intervals meet")
-    if stated.value.relative_half_width + fresh.relative_half_width > WEAK_RELATIVE:
+    if verdict.holds:
+        print("holds: the two intervals meet")
+    if verdict.holds and verdict.weak:
         print("but they are so wide that this says little; more search.finalist_rounds, or a quieter host, narrow them")
-    return HOLDS
+
+
+def _name(file: Path, folder: RunFolder) -> str:
+    path, run = file.resolve(), folder.path.resolve()
+    return str(path.relative_to(run) if path.is_relative_to(run) else path)
+
+
+def _launch_folder(folder: RunFolder, number: int) -> Path:
+    return folder.path / "verify" / f"{number:04d}"
 
 
 def _run_folder(file: Path, given: Path | None) -> RunFolder:
@@ -257,7 +321,7 @@ def _shown(value: Interval) -> str:
 
 def _free_number(folder: RunFolder) -> int:
     number = 1
-    while (folder.path / "verify" / f"{number:04d}").exists():
+    while _launch_folder(folder, number).exists():
         number += 1
     return number
 

@@ -52,6 +52,7 @@ KINDS: dict[OutcomeKind, tuple[str, str, str]] = {
     OutcomeKind.INFRASTRUCTURE: ("*", BROWN, "infrastructure"),
 }
 
+SIMULATED = "simulated engine"
 # 5.2 inches: on a phone of 390 px the text stays near 10 px, in two columns of a desktop it is near 15 px.
 WIDTH_INCHES = 5.2
 RC: Any = {
@@ -112,7 +113,7 @@ def origins(records: Iterable[TrialRecord], *, acceptance: bool = True) -> list[
     records = list(records)
     found = []
     if any(record.simulated for record in records):
-        found.append("simulated engine")
+        found.append(SIMULATED)
     if any(dummy_weights(record) for record in records):
         found.append("dummy weights")
     if acceptance and any(item.acceptance_simulated for record in records for item in record.measurements):

@@ -11,7 +11,11 @@ from pathlib import Path
 import orjson
 import pytest
 
+from analysis import words
+from analysis.report import write_report
 from bench import records
+from bench.load.measurement import Interval
+from bench.records import from_plain
 from tests.answer.serving import answered, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,7 +62,14 @@ def test_the_stated_number_is_confirmed(swept: Path) -> None:
     assert re.search(r"measured now: .* \[.*\] \(batch means", done.stdout)
     record = records.read(swept / "verifications.jsonl")[-1]
     assert record.outcome.kind == "complete"
-    assert (swept / "verify" / "0001" / "server_info.json").exists()
+    folder = swept / "verify" / "0001"
+    assert (folder / "server_info.json").exists()
+    verdict = orjson.loads((folder / "verdict.json").read_bytes())
+    assert (verdict["file"], verdict["holds"], verdict["level"]) == ("launch.sh", True, 8)
+    assert verdict["measured"]["mean"] == pytest.approx(record.value)
+    page = write_report(swept).read_text()
+    assert "launch.sh (trial " in page
+    assert f"{words.interval(from_plain(Interval, verdict['measured']))} (simulated)" in page
 
 
 def test_a_number_that_is_too_good_is_contradicted(swept: Path) -> None:
