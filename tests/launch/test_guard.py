@@ -205,6 +205,23 @@ def test_a_process_that_cannot_be_proved_ours_is_left_alone(tmp_path: Path, chan
     assert other.returncode == 0
 
 
+def test_a_server_that_writes_where_a_renamed_folder_was_is_left_alone(tmp_path: Path) -> None:
+    """A process that hung in the driver kept its pid file, and the trial was begun again beside it."""
+    folder = tmp_path / "0005"
+    left_behind(folder, os.getpid(), leader__start_time=1)
+    kept = folder.rename(tmp_path / "0005.interrupted-1")
+    folder.mkdir()
+    with (
+        (folder / "server.log").open("w") as log,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=log) as other,
+    ):
+        (reaped,) = reap(tmp_path)
+        assert (reaped.folder, reaped.ended) == (kept, ())
+        assert other.poll() is None
+        other.communicate(b"\n")
+    assert other.returncode == 0
+
+
 def test_a_file_that_is_no_pid_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "launch.json").write_text('{"pid": 1')
     assert reap(tmp_path) == []
