@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -58,15 +58,16 @@ class Gpus:
     """The GPUs that a server will see; none on a host without them, where all that is asked here has an easy answer.
 
     Attributes:
-        why_none: why there is none, in the driver library's words; empty where there is one.
+        why_none: why there is none, where that is known; empty where there is one.
     """
 
     def __init__(self, visible: str | None = None) -> None:
         """Open the driver library.
 
         Args:
-            visible: as CUDA_VISIBLE_DEVICES: indices or UUIDs, separated by commas; None is all, empty is none. Indices
-                are the driver's (PCI bus order), which CUDA shares where all cards are of one kind.
+            visible: as CUDA_VISIBLE_DEVICES: indices or UUIDs (or what one alone begins with), separated by commas, up
+                to the first that names no device; None is all, empty is none. Indices are the driver's (PCI bus
+                order), which CUDA shares where all cards are of one kind.
         """
         self._nvml: Any = None
         self._devices: list[Any] = []
@@ -87,15 +88,38 @@ class Gpus:
             self.close()
 
     def _open(self, visible: str | None) -> list[Any]:
+        count = self._nvml.nvmlDeviceGetCount()
         if visible is None:
-            return [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())]
-        names = [name.strip() for name in visible.split(",")]
-        return [
-            self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.isdigit()
-            else self._nvml.nvmlDeviceGetHandleByUUID(name.encode())
-            for name in names
-        ]
+            return [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        devices: list[Any] = []
+        for name in visible.split(","):
+            device = self._named(name.strip(), count)
+            if device is None:  # CUDA ends the list here too
+                break
+            devices.append(device)
+        if not devices:
+            self.why_none = f"CUDA_VISIBLE_DEVICES={visible} begins with none of the {count} GPUs of this host"
+        return devices
+
+    def _named(self, name: str, count: int) -> Any:
+        """The device of this index, or the one whose UUID begins so (CUDA takes that, NVML only the whole one)."""
+        if name.isdecimal():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name)) if int(name) < count else None
+        if not name.startswith(("GPU-", "MIG-")):
+            return None
+        matching = [device for uuid, device in self._by_uuid(count) if uuid.startswith(name)]
+        return matching[0] if len(matching) == 1 else None
+
+    def _by_uuid(self, count: int) -> Iterator[tuple[str, Any]]:
+        """All GPUs and the parts (MIG) that they are divided into."""
+        for index in range(count):
+            with contextlib.suppress(self._nvml.NVMLError):  # it is broken, or cannot be divided
+                gpu = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                yield _text(self._nvml.nvmlDeviceGetUUID(gpu)), gpu
+                for place in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                    with contextlib.suppress(self._nvml.NVMLError):  # nothing is in this place
+                        part = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+                        yield _text(self._nvml.nvmlDeviceGetUUID(part)), part
 
     def __enter__(self) -> Gpus:
         return self

@@ -14,6 +14,8 @@ from bench.launch.processes import command_line
 from .conftest import Launchpad
 
 GIB = 2**30
+MIG_DEVICE = 100
+UUIDS = {0: "GPU-8932f937-d72c", 1: "GPU-89aa0001-55e1", MIG_DEVICE: "MIG-c6d4f1ef-42e4"}
 
 
 @dataclass
@@ -23,6 +25,7 @@ class FakeNvml:
     used_bytes: list[int]
     processes: list[SimpleNamespace] = field(default_factory=list)
     shut_down: bool = False
+    lost: bool = False
     memory_version: int = 2
     nvmlMemory_v2: int = 2  # noqa: N815
 
@@ -42,22 +45,31 @@ class FakeNvml:
             raise self.NVMLError("Invalid Argument")
         return index
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> int:
-        return int(uuid.removeprefix(b"GPU-"))
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: int) -> int:
+        if device == 0:
+            raise self.NVMLError("Not Supported")
+        return 2
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: int, place: int) -> int:
+        if place == 0:
+            raise self.NVMLError("Not Found")
+        return MIG_DEVICE
 
     def nvmlDeviceGetIndex(self, device: int) -> int:
         return device
 
     def nvmlDeviceGetMemoryInfo(self, device: int, version: int = 1) -> SimpleNamespace:
+        if self.lost:
+            raise self.NVMLError("GPU is lost")
         if version > self.memory_version:
             raise self.NVMLError("Function Not Found")
-        return SimpleNamespace(total=96 * GIB, used=self.used_bytes[device])
+        return SimpleNamespace(total=96 * GIB, used=0 if device == MIG_DEVICE else self.used_bytes[device])
 
     def nvmlDeviceGetName(self, device: int) -> str:
         return "Fake 96"
 
     def nvmlDeviceGetUUID(self, device: int) -> str:
-        return f"GPU-{device}"
+        return UUIDS[device]
 
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"580.1"
@@ -91,17 +103,35 @@ def test_no_visible_gpu_is_none(nvml: FakeNvml) -> None:
     assert len(Gpus(visible="")) == 0
 
 
-@pytest.mark.parametrize(("visible", "indices"), [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-1", [1])])
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1]),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("GPU-89aa0001-55e1", [1]),
+        ("GPU-8932f937", [0]),  # a prefix that only one has
+        ("GPU-89aa, GPU-8932", [1, 0]),
+        ("MIG-c6d4", [MIG_DEVICE]),
+        ("0,", [0]),  # CUDA sees none from the first name on that names none
+        ("1,-1,0", [1]),
+        ("0,7,1", [0]),
+        ("0,GPU-dead,1", [0]),
+        ("0,GPU-89,1", [0]),  # a prefix that both have
+    ],
+)
 def test_the_gpus_are_those_that_the_server_will_see(nvml: FakeNvml, visible: str | None, indices: list[int]) -> None:
     with Gpus(visible) as gpus:
         assert [gpu.index for gpu in gpus.facts()] == indices
+        assert gpus.why_none == ""
     assert nvml.shut_down
 
 
-def test_a_gpu_that_does_not_exist_is_said_so(nvml: FakeNvml) -> None:
-    gpus = Gpus("7")
+@pytest.mark.parametrize("visible", ["7", "-1", ",0", "NoDevFiles"])
+def test_names_of_no_gpu_are_said_so(nvml: FakeNvml, visible: str) -> None:
+    gpus = Gpus(visible)
     assert len(gpus) == 0
-    assert gpus.why_none == "Invalid Argument"
+    assert gpus.why_none == f"CUDA_VISIBLE_DEVICES={visible} begins with none of the 2 GPUs of this host"
 
 
 def test_facts_are_the_drivers(nvml: FakeNvml) -> None:
