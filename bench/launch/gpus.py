@@ -54,6 +54,10 @@ class Gpu:
     processes: tuple[GpuProcess, ...]
 
 
+class GpuUnreadableError(Exception):
+    """The driver does not tell what a GPU holds (it is lost, or the driver is), in the driver library's words."""
+
+
 class Gpus:
     """The GPUs that a server will see; none on a host without them, where all that is asked here has an easy answer.
 
@@ -178,17 +182,25 @@ class Gpus:
 
         Returns:
             empty once they are free (at once where there is none), else who is on them after ``deadline_s``.
+
+        Raises:
+            GpuUnreadableError: the driver does not tell.
         """
         end = time.monotonic() + deadline_s
         poll_s = _SHORTEST_POLL_S
-        while any(
-            used > baseline + _TOLERANCE_BYTES for used, baseline in zip(self.used_bytes(), baseline_bytes, strict=True)
-        ):
-            if time.monotonic() >= end:
-                return self.occupants(baseline_bytes, ours={os.getpid()})
-            await asyncio.sleep(poll_s)
-            poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
+        try:
+            while self._is_more_in_use(baseline_bytes):
+                if time.monotonic() >= end:
+                    return self.occupants(baseline_bytes, ours={os.getpid()})
+                await asyncio.sleep(poll_s)
+                poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
+        except self._nvml.NVMLError as error:
+            raise GpuUnreadableError(str(error)) from error
         return ()
+
+    def _is_more_in_use(self, baseline_bytes: tuple[int, ...]) -> bool:
+        pairs = zip(self.used_bytes(), baseline_bytes, strict=True)
+        return any(used > baseline + _TOLERANCE_BYTES for used, baseline in pairs)
 
     def _memory(self, device: Any) -> Any:
         try:  # this version leaves out what the driver keeps for itself, as nvidia-smi does

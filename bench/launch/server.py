@@ -17,7 +17,7 @@ from types import TracebackType
 
 from bench.engines.protocol import Command
 from bench.launch import pidfile
-from bench.launch.gpus import Gpus
+from bench.launch.gpus import Gpus, GpuUnreadableError
 from bench.launch.guard import Guard
 from bench.launch.log import LogFollower
 from bench.launch.ports import Listener, PortReservation, listeners
@@ -73,7 +73,7 @@ class Teardown:
     Attributes:
         group_gone: no process of the launch is left.
         port_free: nobody listens on its port.
-        gpu_memory_back: the GPUs' memory is as before the launch; None where there is no GPU.
+        gpu_memory_back: the GPUs' memory is as before the launch; None where there is no GPU, or none that tells.
         stragglers: what did not come back, in words, each with its pid where it has one.
     """
 
@@ -269,7 +269,8 @@ class Server:
     def kill(self, *, deadline_s: float = 5.0) -> None:
         """End it at once, without asyncio: for the second Ctrl-C."""
         if not self._family.end(leader=None, grace_s=0.0, deadline_s=deadline_s):
-            (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others have to be ended too; the next command finds what is left
+                self._clean_folder()
         self._process.poll()
         _live.discard(self)
 
@@ -285,17 +286,23 @@ class Server:
             self._family.end, leader=self.pid, grace_s=grace_s if self.alive else 0.0, deadline_s=deadline_s
         )
         self._process.poll()
-        at_port = await self._wait_port_free(deadline_s)
-        occupants = await self._gpus.wait_free(self._gpu_baseline_bytes, deadline_s=deadline_s)
-        stragglers = [f"{describe(process.pid)} does not end (state {process.state})" for process in survivors]
-        stragglers += [f"port {self.port} is held by {listener.describe()}" for listener in at_port]
-        stragglers += [f"GPU memory did not come back: {occupant}" for occupant in occupants]
         if not survivors:
             await asyncio.to_thread(self._leave)
+        stragglers = [f"{describe(process.pid)} does not end (state {process.state})" for process in survivors]
+        at_port = await self._wait_port_free(deadline_s)
+        stragglers += [f"port {self.port} is held by {listener.describe()}" for listener in at_port]
+        memory_back: bool | None = None
+        try:
+            occupants = await self._gpus.wait_free(self._gpu_baseline_bytes, deadline_s=deadline_s)
+        except GpuUnreadableError as error:
+            stragglers.append(f"GPU memory could not be read: {error}")
+        else:
+            stragglers += [f"GPU memory did not come back: {occupant}" for occupant in occupants]
+            memory_back = not occupants if len(self._gpus) else None
         return Teardown(
             group_gone=not survivors,
             port_free=not at_port,
-            gpu_memory_back=not occupants if len(self._gpus) else None,
+            gpu_memory_back=memory_back,
             duration_s=time.monotonic() - begin_s,
             stragglers=tuple(stragglers),
         )
@@ -310,11 +317,15 @@ class Server:
         return found
 
     def _leave(self) -> None:
-        """Nothing of it runs: no more need of guard and pid file, and nobody writes its log any more."""
-        (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
+        """Nothing of it runs: no more need of guard and pid file."""
+        self._clean_folder()
         self._guard.release()
         _live.discard(self)
+
+    def _clean_folder(self) -> None:
+        """Nobody writes the log any more. While the pid file is there, a later command cleans the log if we cannot."""
         self.log.take_out(self._secrets)  # SGLang logs its arguments
+        (self.folder / pidfile.FILE_NAME).unlink(missing_ok=True)
 
 
 def kill_live_servers() -> None:

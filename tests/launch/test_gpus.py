@@ -10,8 +10,9 @@ import pytest
 
 from bench.launch.gpus import Gpus
 from bench.launch.processes import command_line
+from bench.secrets import REDACTED
 
-from .conftest import Launchpad
+from .conftest import WAIT, Launchpad
 
 GIB = 2**30
 MIG_DEVICE = 100
@@ -196,6 +197,22 @@ async def test_where_the_driver_lists_nobody_the_memory_in_use_is_said(nvml: Fak
 async def test_what_the_driver_itself_takes_is_nobody(nvml: FakeNvml) -> None:
     nvml.used_bytes[0] = 50 * 2**20
     assert await Gpus("0").wait_free((0,), deadline_s=0) == ()
+
+
+async def test_a_gpu_that_is_lost_keeps_no_server_from_being_put_away(nvml: FakeNvml, pad: Launchpad) -> None:
+    server = await pad.start(
+        f"print('ARGS', os.environ['MY_PASSWORD'], flush=True)\n{WAIT}",
+        env={"MY_PASSWORD": "added-secret"},
+        gpus=Gpus("0"),
+    )
+    await pad.log_has("ARGS")
+    nvml.lost = True
+    teardown = await server.stop(grace_s=0, deadline_s=5)
+    assert teardown.group_gone
+    assert teardown.gpu_memory_back is None
+    assert teardown.stragglers == ("GPU memory could not be read: GPU is lost",)
+    assert not (pad.folder / "launch.json").exists()
+    assert (pad.folder / "server.log").read_text() == f"ARGS {REDACTED}\n"
 
 
 HOLDS_8_GIB = """

@@ -16,6 +16,7 @@ import pytest
 from bench.engines.protocol import Command
 from bench.launch import pidfile
 from bench.launch.gpus import Gpus
+from bench.launch.log import LogFollower
 from bench.launch.processes import identify, process_of
 from bench.launch.server import LaunchError, Server, Teardown, kill_live_servers
 from bench.outcome import Cause, OutcomeKind
@@ -273,6 +274,28 @@ async def test_no_secret_reaches_a_file(pad: Launchpad, monkeypatch: pytest.Monk
     assert f"ARGS ['--api-key', '{REDACTED}'] {REDACTED} {REDACTED}" in files["server.log"]
     assert "Secrets are left out" in files["command.sh"]
     assert f"'MY_PASSWORD={REDACTED}'" in files["command.sh"]
+
+
+async def test_killing_at_once_leaves_no_secret_in_the_log(pad: Launchpad) -> None:
+    code = "print('ARGS', os.environ['MY_PASSWORD'], flush=True)"
+    server = await pad.start(code, env={"MY_PASSWORD": "added-secret"})
+    await pad.log_has("fired up")
+    kill_live_servers()
+    assert f"ARGS {REDACTED}\n" in (pad.folder / "server.log").read_text()
+    assert not (pad.folder / "launch.json").exists()
+    await server.stop()
+
+
+async def test_a_log_that_cannot_be_written_when_killing_at_once_is_left_to_the_next_command(
+    pad: Launchpad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await pad.start(WAIT, env={"MY_PASSWORD": "added-secret"})
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFollower, "take_out", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        kill_live_servers()
+    assert not server.alive
+    assert (pad.folder / "launch.json").exists()
+    await server.stop()
 
 
 async def test_the_command_file_runs_the_same_command(pad: Launchpad) -> None:
