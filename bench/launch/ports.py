@@ -110,17 +110,11 @@ def listeners(port: int, family: Collection[int] = ()) -> list[Listener]:
     return [Listener(port, frozenset(holders.get(inode, ()))) for inode in sorted(inodes)]
 
 
-def owned_by(port: int, pids: Collection[int]) -> bool:
-    """Whether somebody listens on the port, and nobody but these processes.
-
-    All sockets count: with SO_REUSEPORT a stranger's would get a share of the connections.
-    """
-    found = listeners(port, pids)
-    return bool(found) and not foreign(found, pids)
-
-
 def foreign(found: Collection[Listener], pids: Collection[int]) -> list[Listener]:
-    """Those listeners that none of these processes holds."""
+    """Those listeners that none of these processes holds.
+
+    All sockets count: with SO_REUSEPORT a stranger's gets a share of the connections.
+    """
     return [listener for listener in found if listener.pids.isdisjoint(pids)]
 
 

@@ -83,10 +83,6 @@ class Teardown:
     duration_s: float
     stragglers: tuple[str, ...] = ()
 
-    @property
-    def is_clean(self) -> bool:
-        return not self.stragglers
-
 
 class Server:
     """A server and everything that belongs to it: process group, port, log, GPU memory, pid file.

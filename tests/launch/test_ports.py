@@ -9,7 +9,7 @@ import sys
 import pytest
 import uvloop
 
-from bench.launch.ports import LOOPBACK, foreign, listeners, owned_by, reserve
+from bench.launch.ports import LOOPBACK, foreign, listeners, reserve
 
 
 def test_nobody_else_can_bind_a_reserved_port() -> None:
@@ -45,7 +45,7 @@ def test_a_server_can_listen_on_a_port_that_we_still_hold(run) -> None:
 
         async with await asyncio.start_server(answer, LOOPBACK, port):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)
-            assert owned_by(port, {os.getpid()})
+            assert [set(listener.pids) for listener in listeners(port)] == [{os.getpid()}]
             text = await reader.read()
             writer.close()
             return text
@@ -70,13 +70,12 @@ def test_a_stranger_that_listens_is_named_with_pid_and_command(address: str) -> 
         assert [set(listener.pids) for listener in found] == [{other.pid}]
         assert foreign(found, {os.getpid()}) == found
         assert f"pid {other.pid} ({sys.executable} -c import socket" in found[0].describe()
-        assert owned_by(port, {other.pid})
-        assert not owned_by(port, {os.getpid()})
+        assert foreign(found, {other.pid}) == []
         other.communicate("\n")
     assert listeners(port) == []
 
 
-def test_a_port_shared_with_a_stranger_is_not_owned() -> None:
+def test_a_stranger_that_shares_the_port_is_found() -> None:
     """With SO_REUSEPORT both listen, and the kernel deals the connections out."""
     code = (
         "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
@@ -87,13 +86,13 @@ def test_a_port_shared_with_a_stranger_is_not_owned() -> None:
         ours.bind((LOOPBACK, 0))
         ours.listen()
         port = ours.getsockname()[1]
-        assert owned_by(port, {os.getpid()})
+        assert foreign(listeners(port), {os.getpid()}) == []
         arguments = [sys.executable, "-c", code, str(port)]
         with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             other.stdout.readline()
-            assert not owned_by(port, {os.getpid()})
-            assert owned_by(port, {os.getpid(), other.pid})
+            found = listeners(port, {os.getpid()})
+            assert [set(listener.pids) for listener in foreign(found, {os.getpid()})] == [{other.pid}]
             other.communicate("\n")
 
 

@@ -78,7 +78,7 @@ async def test_no_child_outlives_its_server(pad: Launchpad, escape: str) -> None
     assert teardown.group_gone, teardown
     assert teardown.port_free, teardown
     assert teardown.gpu_memory_back is None  # there is no GPU here
-    assert teardown.is_clean
+    assert teardown.stragglers == ()
     assert not child.is_alive
     assert pad.family().find() == []
 
@@ -94,7 +94,7 @@ async def test_a_child_that_hides_every_mark_is_known_from_having_been_seen(pad:
     os.kill(server.pid, 9)
     await until(lambda: not server.alive, 5, "the server's death")
 
-    assert (await server.stop(deadline_s=10)).is_clean
+    assert (await server.stop(deadline_s=10)).stragglers == ()
 
     assert process_of(pid) is None or not process_of(pid).runs
 
@@ -104,7 +104,7 @@ async def test_a_server_that_ends_on_sigterm_is_not_killed(pad: Launchpad) -> No
     async with await pad.start(code) as server:
         await pad.log_has("fired up")
         teardown = await server.stop(grace_s=20)
-    assert teardown.is_clean
+    assert teardown.stragglers == ()
     assert server.exit_code == 0
     assert server.log.tail(1) == ["bye"]
 
@@ -113,7 +113,7 @@ async def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(pad: Laun
     server = await pad.start(IGNORES_SIGTERM)
     await pad.log_has("fired up")
     teardown = await server.stop(grace_s=0.3, deadline_s=10)
-    assert teardown.is_clean
+    assert teardown.stragglers == ()
     assert server.exit_code == -9
     assert teardown.duration_s >= 0.3
 
@@ -123,7 +123,7 @@ async def test_a_dead_server_gets_no_grace_and_its_children_go(pad: Launchpad) -
     await pad.log_has("CHILD up")
     await until(lambda: not server.alive, 10, "the server's exit")
     teardown = await server.stop(grace_s=1000, deadline_s=10)
-    assert teardown.is_clean
+    assert teardown.stragglers == ()
     assert server.exit_code == 3
     assert pad.family().find() == []
 
@@ -142,7 +142,7 @@ async def test_cancelling_who_waits_does_not_stop_the_stopping(pad: Launchpad) -
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert (await server.stop()).is_clean
+    assert (await server.stop()).stragglers == ()
 
 
 async def test_an_error_between_launch_and_stop_leaves_nothing(pad: Launchpad) -> None:
@@ -159,7 +159,7 @@ async def test_killing_at_once_needs_no_event_loop(pad: Launchpad) -> None:
     kill_live_servers()
     assert server.exit_code == -9
     assert pad.family().find() == []
-    assert (await server.stop()).is_clean
+    assert (await server.stop()).stragglers == ()
 
 
 async def test_a_stranger_on_the_port_is_named_and_left_alone(pad: Launchpad) -> None:
