@@ -47,7 +47,7 @@ def _found(run: Run, chosen: Mapping[str, Any], winner: TrialRecord) -> Answer:
     value, gain = interval_of(chosen.get("value")), interval_of(chosen.get("gain"))
     rows = [
         _at_load(run),
-        f"It sets: {settings(winner, baseline(run))}.",
+        f"It sets: {settings(winner, None if _is_baseline(run, winner) else baseline(run))}.",
         *_certainty(run, value, gain, chosen.get("tied") or ()),
         *_cost(run, winner, value),
         *_why(run, winner),
@@ -61,13 +61,11 @@ def _headline(
     run: Run, chosen: Mapping[str, Any], winner: TrialRecord, value: Interval | None, gain: Interval | None
 ) -> str:
     shown = "" if value is None else f" with {_marked(run, value.mean)}"
-    first = baseline(run)
-    is_baseline = first is not None and first.config.key == winner.config.key
     if chosen.get("verdict") == "not_meeting_limits":
         return (
             f"No configuration keeps the limits; trial {winner.number} comes nearest{shown}. {_misses(chosen)}".strip()
         )
-    if is_baseline:
+    if _is_baseline(run, winner):
         plain = "" if value is None else f" with {words.metric_value(run.objective.metric, value.mean)}"
         return f"Keep the baseline{plain}: nothing that was measured again is better beyond doubt{_mark(run)}."
     if chosen.get("verdict") == "no_difference" or gain is None:
@@ -76,6 +74,11 @@ def _headline(
     word = "more" if run.objective.larger_is_better else "less"
     sure = f" (95 % interval {_range(gain)})" if _bounded(gain) else ""
     return f"Trial {winner.number} is best{shown}, {words.percent(gain.mean)} {word} than the baseline{sure}."
+
+
+def _is_baseline(run: Run, record: TrialRecord) -> bool:
+    first = baseline(run)
+    return first is not None and first.config.key == record.config.key
 
 
 def _marked(run: Run, value: float) -> str:
@@ -319,7 +322,7 @@ def _bounded(value: Interval) -> bool:
 
 
 def _range(value: Interval) -> str:
-    return f"{words.percent(value.low, signed=True)} to {words.percent(value.high, signed=True)}"
+    return f"{words.percent(max(-1.0, value.low), signed=True)} to {words.percent(value.high, signed=True)}"
 
 
 def _once(texts: Any) -> tuple[str, ...]:

@@ -55,11 +55,14 @@ def _drift(run: Run) -> list[str]:
     if abs(moved) <= DRIFT_RELATIVE:
         return []
     metric = run.objective.metric
+    why = "a fresh host may compile kernels during its first launches"
+    if searched.simulated:
+        why = "other programs may take a simulated server's time"
     return [
         f"The baseline read {words.metric_value(metric, searched.value)} first (trial {searched.number}) and "
         f"{words.metric_value(metric, mean)} when it was measured again, "
         f"{words.duration(again[0].started_at - searched.started_at)} later ({words.percent(moved, signed=True)}): the "
-        "machine changed meanwhile (a fresh host compiles kernels during its first launches), so early trials are not "
+        f"machine changed meanwhile ({why}), so early trials are not "
         "comparable with later ones. The fresh launches, taken in turns, are."
     ]
 

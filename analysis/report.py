@@ -322,7 +322,7 @@ def _trial_row(
             for label, item in zip(("TTFT p95", "TPOT p95"), latencies, strict=True)
         ),
         _number_cell("wall time", words.duration(record.times.total_s), record.times.total_s),
-        f'<td class="settings" data-label="sets">{escape(apart)}{_command(record)}</td>',
+        f'<td class="settings" data-label="sets">{_breakable(apart)}{_command(record)}</td>',
         f'<td class="evidence" data-label="evidence">{_evidence(record)}</td>',
     ]
     best_class = ' class="best"' if winner is not None and record.config.key == winner.config.key else ""

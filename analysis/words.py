@@ -73,11 +73,15 @@ def percent(value: float, *, signed: bool = False) -> str:
 
 
 def interval(value: Interval, *, relative: bool = False) -> str:
-    """``1,444 (1,402 to 1,486)``; ``relative``: as signed percents."""
+    """``1,444 (1,402 to 1,486)``; ``relative``: as signed percents.
+
+    What is measured cannot be negative, nor change by less than -100 %: an interval that reaches further ends there.
+    """
+    least = -1.0 if relative else 0.0
     show = (lambda item: percent(item, signed=True)) if relative else number
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return f"{show(value.mean)} (no interval)"
-    return f"{show(value.mean)} ({show(value.low)} to {show(value.high)})"
+    return f"{show(value.mean)} ({show(max(least, value.low))} to {show(value.high)})"
 
 
 def gib(value_bytes: float) -> str:

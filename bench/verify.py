@@ -316,7 +316,8 @@ def _interval(measurement: Measurement, metric: str, value: float) -> Interval:
 
 
 def _shown(value: Interval) -> str:
-    return f"{figure(value.mean)} [{figure(value.low)}, {figure(value.high)}] ({value.method})"
+    # No metric is negative, though an interval may reach so far.
+    return f"{figure(value.mean)} [{figure(max(0.0, value.low))}, {figure(value.high)}] ({value.method})"
 
 
 def _free_number(folder: RunFolder) -> int:

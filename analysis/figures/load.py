@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from analysis.figures.style import (
     VERMILLION,
     Drawing,
     axes,
+    from_zero,
     stamp,
 )
 from analysis.frames import Run, measurement_at, metric_interval
@@ -47,11 +49,13 @@ def throughput_by_load(run: Run) -> Drawing:
         points = sorted((level, value) for (key, level), value in speeds.items() if key == standing.record.config.key)
         levels = [level for level, _ in points]
         means = np.array([value.mean for _, value in points])
-        arms = np.nan_to_num([[v.mean - v.low for _, v in points], [v.high - v.mean for _, v in points]], posinf=0.0)
+        # An interval may reach below zero, a throughput cannot.
+        below = [v.mean if math.isfinite(v.low) and v.low < 0 else v.mean - v.low for _, v in points]
+        arms = np.nan_to_num([below, [v.high - v.mean for _, v in points]], posinf=0.0)
         axis.errorbar(levels, means, yerr=np.abs(arms), label=standing.label, color=colour, capsize=3, ms=4.5, **style)
     _load_axis(axis, {level for _, level in speeds})
     axis.set_ylabel("output tokens/s")
-    axis.set_ylim(bottom=0)
+    from_zero(axis)
     _mark_level(axis, run)
     axis.legend(loc="best")
     stamp(figure, _records(shown))
@@ -98,7 +102,7 @@ def latency_by_load(run: Run) -> Drawing:
                 ha="right",
             )
         axis.set_title(f"{words.metric_name(metric)}, ms")
-        axis.set_ylim(bottom=0)
+        from_zero(axis)
         _mark_level(axis, run)
     _load_axis(panels[-1], levels)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
@@ -121,7 +125,7 @@ def pareto(run: Run) -> Drawing:
         if item.valid and item.tpot_s is not None and item.tpot_s.p50 > 0
     ]
     if len(points) < 2:
-        return Drawing(name, title, "Fewer than two load levels have been measured.")
+        return Drawing(name, title, "Fewer than two load levels were measured with a time per output token.")
     figure, (axis,) = axes(height=3.4)
     winner, first = best(run), baseline(run)
     own = {record.config.key for record in (winner, first) if record is not None}
@@ -144,8 +148,8 @@ def pareto(run: Run) -> Drawing:
         axis.annotate(f"{level}", (speed, total), (7, 5), textcoords="offset points", fontsize=8, color=BEST_COLOUR)
     axis.set_xlabel("tokens/s that one request gets (1 / median time per token)")
     axis.set_ylabel("output tokens/s of the server")
-    axis.set_ylim(bottom=0)
-    axis.set_xlim(left=0)
+    from_zero(axis)
+    axis.set_xlim(0, axis.get_xlim()[1] * 1.03)
     axis.legend(loc="best", handletextpad=0.4)
     stamp(figure, run.all_records)
     on_front = {record.number for speed, total, record, _ in points if (speed, total) in set(front)}
@@ -204,13 +208,14 @@ def speculation(run: Run) -> Drawing:
     speed.set_xlabel("speculative steps (0: no speculation)")
     speed.xaxis.set_major_locator(FixedLocator(sorted(found)))
     for axis in (length, step, speed):
-        axis.set_ylim(bottom=0)
+        from_zero(axis)
         axis.margins(x=0.08)
     stamp(figure, records)
+    counts = ", ".join(f"{len(found[steps])} with {words.counted(steps, 'step')}" for steps in sorted(found))
     text = (
         f"At {level} requests in flight. Throughput = requests in flight x acceptance length / step time: more "
         "steps pay as long as the acceptance length grows faster than the step gets slower. Dots are "
-        "launches, which differ in other settings too; the line joins their medians."
+        f"launches ({counts}), which differ in other settings too; the line joins their medians."
     )
     return Drawing(name, title, text, figure)
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis import words
-from analysis.failures import counting, explain
+from analysis.failures import Explanation, counting, explain
 from analysis.figures.style import (
     AMBER,
     BEST_COLOUR,
@@ -38,6 +38,9 @@ from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
 
 FEW_LAUNCHES = 20  # below it nearly any pair of parameters tells launches apart
+FEW_PER_CELL = 3  # launches of equal values; with fewer, values tell launches apart that chance put there
+TICK_LETTERS = 20  # of one tick label
+X_LETTERS = 44  # of tick labels that stand side by side under a figure
 WEAK_SHARE = 0.15  # below it the map is drawn, and said to explain little
 Positions: TypeAlias = NDArray[np.float64]
 
@@ -142,7 +145,7 @@ def _progress_text(run: Run, failed: dict[OutcomeKind, list[int]]) -> str:
 
 def failure_map(run: Run) -> Drawing:
     """Outcomes over the two parameters that explain them best."""
-    name, title = "failures", "Where configurations fail"
+    name, title = "failures", "How trials ended"
     found = explain(run)
     if found is None:
         failed = len({record.outcome.kind for record in counting(run)} - {OutcomeKind.COMPLETE, OutcomeKind.PRUNED})
@@ -150,34 +153,65 @@ def failure_map(run: Run) -> Drawing:
         return Drawing(name, title, why or "No configuration failed.")
     records = counting(run)
     across, up = found.parameters[0], found.parameters[1] if len(found.parameters) > 1 else None
-    # Numbers read best along x.
-    if up is not None and not _is_number(records, across) and _is_number(records, up):
+    # Numbers read best along x, and many names down the side.
+    if up is not None and _letters(records, across) > _letters(records, up):
         across, up = up, across
-    figure, (axis,) = axes(height=3.7)
+    names_alone = up is None and _letters(records, across) > X_LETTERS
+    rows = 0 if up is None and not names_alone else len(_names(records, up or across))
+    figure, (axis,) = axes(height=max(3.7, 1.6 + 0.19 * rows))
     shift = _shifts(len(records))
-    x = _place(axis, records, across, "x", shift[:, 0])
-    y = np.zeros(len(records)) + shift[:, 1] * 0.5 if up is None else _place(axis, records, up, "y", shift[:, 1])
+    if names_alone:
+        x, y = shift[:, 0] * 0.5, _place(axis, records, across, "y", shift[:, 1] * 0.3)
+        axis.set_xticks([])
+        axis.set_xlim(-1, 1)
+    else:
+        x = _place(axis, records, across, "x", shift[:, 0])
+        y = np.zeros(len(records)) + shift[:, 1] * 0.5 if up is None else _place(axis, records, up, "y", shift[:, 1])
+        if _letters(records, across) > X_LETTERS:
+            for tick in axis.get_xticklabels():
+                tick.set(rotation=35, ha="right")
     for label, (marker, face, edge), at in _classes(records):
         axis.scatter(
             x[at], y[at], marker=marker, facecolors=face, edgecolors=edge, s=30, linewidths=1.1, label=label, zorder=3
         )
-    if up is None:
+    if up is None and not names_alone:
         axis.set_yticks([])
         axis.set_ylim(-1, 1)
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside lower left", ncols=3, handletextpad=0.2, columnspacing=1
     )
     stamp(figure, records, acceptance=False)
+    return Drawing(name, title, _map_text(records, found), figure)
+
+
+def _map_text(records: Sequence[TrialRecord], found: Explanation) -> str:
+    """What the map rests on, and, only where it rests on enough, how much it explains."""
+    failed = sum(record.outcome.kind not in (OutcomeKind.COMPLETE, OutcomeKind.PRUNED) for record in records)
     pair = " and ".join(f"`{item}`" for item in found.parameters)
-    text = (
-        f"Of all searched parameters {pair} tell most about how a launch ended: {found.share:.0%} of the information "
-        "(adjusted mutual information). Points that share a value are spread a little so that none hides another."
-    )
-    if found.share < WEAK_SHARE:
-        text = "No pair of parameters explains the failures well. " + text
-    elif len(records) < FEW_LAUNCHES:
-        text += f" Of only {len(records)} launches that is a hint at most."
-    return Drawing(name, title, text, figure)
+    is_one = len(found.parameters) == 1
+    seen = f"{words.counted(len(records), 'trial')}, of which {failed} failed, by {pair}"
+    cells = len({tuple(value_text(r.candidate.values.get(name)) for name in found.parameters) for r in records})
+    dense = len(records) >= FEW_PER_CELL * cells or any(_is_number(records, name) for name in found.parameters)
+    if len(records) < FEW_LAUNCHES or not dense:
+        text = f"{seen}. That is too few to say where configurations fail: read the points one by one."
+    elif found.share < WEAK_SHARE:
+        text = f"{seen}. No pair of parameters explains the failures well; the best explains {found.share:.0%}"
+        text += " of how they ended (adjusted mutual information)."
+    else:
+        text = f"{seen}: {'it tells' if is_one else 'of all pairs of parameters these tell'} most about how a trial "
+        text += f"ended, {found.share:.0%} of the information (adjusted mutual information)."
+    return text + " Points that share a value are spread a little so that none hides another."
+
+
+def _names(records: Sequence[TrialRecord], name: str) -> set[str]:
+    """What stands at the ticks of a parameter that is no number."""
+    if _is_number(records, name):
+        return set()
+    return {value_text(record.candidate.values.get(name)) for record in records}
+
+
+def _letters(records: Sequence[TrialRecord], name: str) -> int:
+    return sum(min(len(text), TICK_LETTERS) + 1 for text in _names(records, name))
 
 
 def _classes(records: Sequence[TrialRecord]) -> list[tuple[str, tuple[str, str, str], list[int]]]:
@@ -218,7 +252,7 @@ def _place(axis: Axes, records: Sequence[TrialRecord], name: str, side: str, shi
     texts = [value_text(value) for value in values]
     order = sorted(set(texts), key=lambda text: (_as_number(text), text))
     ticks = axis.set_xticks if side == "x" else axis.set_yticks
-    ticks(range(len(order)), [text if len(text) <= 16 else text[:15] + "…" for text in order])
+    ticks(range(len(order)), [text if len(text) <= TICK_LETTERS else text[: TICK_LETTERS - 1] + "…" for text in order])
     (axis.set_xlim if side == "x" else axis.set_ylim)(-0.6, len(order) - 0.4)
     return np.array([order.index(text) for text in texts]) + shift * 0.6
 

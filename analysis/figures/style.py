@@ -108,6 +108,11 @@ def axes(rows: int = 1, height: float = 3.1, ratios: Iterable[float] | None = No
     return figure, [row[0] for row in grid]
 
 
+def from_zero(axis: Axes) -> None:
+    """Let y begin at zero, with room for the mark of the highest point."""
+    axis.set_ylim(0, axis.get_ylim()[1] * 1.06)
+
+
 def origins(records: Iterable[TrialRecord], *, acceptance: bool = True) -> list[str]:
     """What is not real about the numbers of these launches; ``acceptance``: whether the figure depends on it."""
     records = list(records)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import analysis
+from analysis import words
 from analysis.compare import main as compare
 from analysis.report import write_report
 from bench import records
@@ -16,6 +17,7 @@ from bench.load.measurement import Interval
 from bench.pick import main as pick
 from bench.records import RunFolder
 from bench.verify import Verdict
+from tests.analysis.runs import make_run
 from tests.answer.runs import measured_run
 
 FRAMES_PAGE = Path(__file__).parents[2] / "docs" / "frames.md"
@@ -96,6 +98,24 @@ def test_a_comparison_of_real_runs_bears_no_such_mark(h200: Path, capsys: pytest
     assert "output tokens/s" in said
     assert "simulated engine" not in said
     assert "(simulated)" not in said
+
+
+def test_an_interval_of_a_throughput_never_reaches_below_zero() -> None:
+    wide = Interval(100.0, -30.0, 230.0)
+    assert words.interval(wide) == "100 (0 to 230)"
+    assert words.interval(Interval(0.5, -1.4, 2.4), relative=True) == "+50.0 % (-100.0 % to +240.0 %)"
+
+
+def test_few_trials_are_no_ground_to_say_where_configurations_fail(h200: Path) -> None:
+    text = text_of(write_report(h200).read_text())
+    assert "6 trials, of which 1 failed, by" in text
+    assert "too few to say where configurations fail" in text
+    assert "of the information" not in text
+
+
+def test_many_trials_say_how_much_the_parameters_explain_and_on_what_it_rests(tmp_path: Path) -> None:
+    text = text_of(write_report(make_run(tmp_path / "toy" / "many", trials=60)).read_text())
+    assert re.search(r"\d+ trials, of which \d+ failed, by .* and .*: .* \d+% of the information", text)
 
 
 def test_verifications_are_shown_the_latest_first(run: Path) -> None:
