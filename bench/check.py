@@ -98,7 +98,7 @@ def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
         yield f"flags     of every launch: {_settings(experiment.engine.flags)}"
     yield f"model     {experiment.model.name}: {experiment.model.path}"
     hardware = experiment.hardware
-    with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+    with Gpus(experiment.engine.visible_gpus(os.environ)) as gpus:
         seen = gpus.facts()
         why_none = gpus.why_none
     yield f"hardware  {hardware.name}: {_gib(hardware.memory_bytes)}, as described in its file"

@@ -64,7 +64,9 @@ def load_run(folder: Path, *, measured_with: str | None = None) -> Experiment:
     if measured_with is not None and isinstance(plain.get("engine"), dict):
         plain["engine"] = {**plain["engine"], "python": None, "command": [], "version": measured_with}
     overrides = tuple(str(item) for item in plain.pop("overrides", ()))
-    experiment = Reader(Composition(plain, Sources(), None)).experiment(overrides, time.time)
+    experiment = Reader(Composition(plain, Sources(), None), measured=measured_with is not None).experiment(
+        overrides, time.time
+    )
     return dataclasses.replace(experiment, folder=folder)
 
 

@@ -40,6 +40,10 @@ class EngineSpec:
     faults: tuple[str, ...] = ()
     simulated_acceptance: float | None = None
 
+    def visible_gpus(self, shell: Mapping[str, str]) -> str | None:
+        """What a server will find in CUDA_VISIBLE_DEVICES."""
+        return self.env.get("CUDA_VISIBLE_DEVICES", shell.get("CUDA_VISIBLE_DEVICES"))
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -130,7 +134,7 @@ class Parameter:
 
     Attributes:
         kind: ``int``, ``float``, ``categorical`` or ``flag`` (on/off).
-        choices: of a categorical; None among them is the engine's default (the flag is not passed).
+        choices: of a categorical; None among them is what every launch gets (engine.flags), else the engine's default.
         env: it is an environment variable, not a flag.
         when: all of these must hold, else the parameter is absent.
         memory: ``up`` if a larger value needs more GPU memory, ``down`` if less, None where it is not monotone.
@@ -184,7 +188,8 @@ class SearchSpec:
     """How to search.
 
     Attributes:
-        trials: launches at most, the baseline among them; hours: wall-clock at most (None: no limit).
+        trials: launches at most, the baseline among them; hours: wall-clock at most (None: no limit). Both are the
+            search's; the finalists come on top.
         sampler: ``pool`` (our own, led by the forecast) or Optuna's ``tpe``, ``gp``, ``random``.
         forecast: ``off``, ``advise`` (record it, launch anyway) or ``prune`` (do not launch what cannot fit).
         finalists: how many are measured again beside the baseline; finalist_rounds: how often, in turns.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import time
@@ -18,6 +19,8 @@ from bench.composition import Composition, ConfigError
 from bench.engines.protocol import EngineError, Value
 from bench.experiment import Condition, Experiment, Parameter, SpaceSpec
 from bench.load.measurement import Measurement, Summary
+from bench.load.prompts import PromptSet
+from bench.load.target import Target
 from bench.search import space
 from bench.words import closest, listed
 
@@ -64,6 +67,8 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "workload.prompts.vocabulary_size": (1, None),
     "objective.level": (1, None),
     "search.trials": (1, None),
+    "search.seed": (0, 2**31),  # NumPy's generators take 32 bits, and a resumed search adds its trials
+    "workload.seed": (0, 2**31),
     "search.hours": (0, None),
     "search.finalists": (0, None),
     "search.finalist_rounds": (0, None),
@@ -84,8 +89,10 @@ UNITS = {
 class Reader:
     """Builds the dataclasses and collects what is wrong."""
 
-    def __init__(self, composition: Composition) -> None:
+    def __init__(self, composition: Composition, *, measured: bool = False) -> None:
+        """Read this configuration; one that was measured was checked when its run began, maybe on another host."""
         self._composition = composition
+        self._measured = measured
         self.problems: list[str] = []
 
     def problem(self, key: Sequence[str | int], text: str) -> None:
@@ -107,15 +114,16 @@ class Reader:
         """
         data = self._named(clock)
         self._unknown(self._composition.plain, TOP_LEVEL, ())
+        data["model"] = self._with_config_json(data.get("model"))  # into the record too: the folder may be gone later
         resolved = {key: value for key, value in data.items() if key in TOP_LEVEL}
         folder = Path(data["results_dir"]) / data["name"] / data["run"]
-        data["model"] = self._with_config_json(data.get("model"))
         if isinstance(data.get("objective"), Mapping):
             data["objective"] = {**data["objective"], "limits": _flat(data["objective"].get("limits") or {})}
         hints = typing.get_type_hints(Experiment)
         parts = {name: self.build(hints[name], data.get(name), (name,)) for name in SECTIONS}
         built = Experiment(data["name"], data["run"], folder, **parts, overrides=overrides, resolved=resolved)
-        self._check(built)
+        if not self._measured:
+            self._check(built)
         if self.problems:
             raise ConfigError(self.problems)
         return built
@@ -318,6 +326,14 @@ class Reader:
             if metric not in metrics:
                 text = f"unknown metric {metric!r}{closest(metric, metrics)}; allowed: {listed(metrics, 60)}"
                 self.problem(key, text)
+        for name, limit in experiment.objective.limits.items():
+            if not limit > 0:
+                self.problem(("objective", "limits", name), f"{limit:g} can never be kept; give more than 0")
+        try:
+            target = Target("http://127.0.0.1", "chat" if experiment.workload.chat else "generate")
+            target.request(PromptSet(experiment.workload, seed=experiment.workload.seed)[0], experiment.workload, 1)
+        except ValueError as error:
+            self.problem(("workload", "prompts"), str(error))
         if not levels:
             self.problem(("workload", "levels"), "there is nothing to measure: give at least one concurrency")
         if experiment.objective.level is not None and experiment.objective.level not in levels:
@@ -417,7 +433,7 @@ def _quantity(text: str) -> float | None:
 
 def _as(hint: Any, value: Any) -> Any:
     """The value if it is of this type or turns into it without loss, else None."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     turns = {
         bool: isinstance(value, bool),
         int: number and value == int(value),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import shlex
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from bench.launch import reaping
 from bench.launch.gpus import Gpus
 from bench.launch.interrupts import InterruptedByOperatorError, run_interruptible
 from bench.launch.server import kill_live_servers
-from bench.outcome import Outcome, OutcomeKind
+from bench.outcome import Cause, Outcome, OutcomeKind
 from bench.progress import Progress
 from bench.records import RecordError, RunFolder, TrialRecord
 from bench.search import drift, finalists
@@ -40,6 +41,9 @@ from bench.trial import PROBE_FILE_NAME, Host, run_trial
 FIXED_SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective")
 # Except these, which decide when to give up, and which a message may have advised to change.
 FREE_SETTINGS = frozenset({"engine.start_timeout_s", "engine.stall_timeout_s", "engine.stop_timeout_s"})
+
+# Of these the engine reads dozens; others (CUDA_*, NCCL_*, proxies) belong to the host.
+ENGINE_VARIABLES = "SGLANG_"
 
 EXIT_NO_ANSWER = 3
 
@@ -106,12 +110,18 @@ class Sweep:
                 f"{self._engine.missing}; give engine.python=INTERPRETER, one that has it, or engine.command=[...]. "
                 "Without it there is engine=simulator"
             )
+        stray = inherited(self._experiment, os.environ)
+        if stray:
+            raise RunError(
+                f"{', '.join(stray)} set in this shell would change every server, and nothing would record it: give it "
+                "as +engine.env.NAME=VALUE, or unset it"
+            )
         _open_run(self._experiment, self._folder)
         self._see_same_engine()
         self._say_what_runs()
         for reaped in reaping.reap(self._experiment.folder.parent.parent):
             self._console.print(f"an earlier run was killed; {reaped.describe()}", markup=False, soft_wrap=True)
-        with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+        with Gpus(self._experiment.engine.visible_gpus(os.environ)) as gpus:
             return await self._run(Host(gpus, gpus.idle_bytes()))
 
     async def _run(self, host: Host) -> int:
@@ -129,6 +139,13 @@ class Sweep:
             self._trials,
             list(self._unfinished()),
         )
+        cpu = self._engine.simulated or self._experiment.hardware.architecture == "cpu"
+        if not len(host.gpus) and not cpu:
+            self._console.print(
+                f"no GPU can be watched ({host.gpus.why_none}): others on it will not be noticed, nor what stays",
+                markup=False,
+                soft_wrap=True,
+            )
         with Progress(self._experiment, self._console, self._experiment.search.trials) as progress:
             for record in self._trials:
                 progress.resumed(record)
@@ -148,6 +165,7 @@ class Sweep:
                 break
             proposal = replace(proposal, number=self._number)
             record = await self._trial(proposal, host, progress, study.bar)
+            record = _told_apart(record, study.records, self._folder.trial(record.number))
             records.append(self._folder.trials, record)
             study.tell(proposal, record)
             progress.end(record, launched=launched(record))
@@ -279,6 +297,33 @@ class Sweep:
                 yield begun["role"], Candidate(begun["values"])
         if self._trials and not self._trials[-1].outcome.counts:
             yield self._trials[-1].role, self._trials[-1].candidate
+
+
+def inherited(experiment: Experiment, shell: Mapping[str, str]) -> list[str]:
+    """Variables of the shell that a server would be steered by beside what the experiment says."""
+    searched = {parameter.name for parameter in experiment.space.parameters if parameter.env}
+    return sorted(
+        name
+        for name in shell
+        if (name.startswith(ENGINE_VARIABLES) or name in searched) and name not in experiment.engine.env
+    )
+
+
+def _told_apart(record: TrialRecord, earlier: Sequence[TrialRecord], folder: Path) -> TrialRecord:
+    """A configuration whose measurement is void each time is told as such, so that the search goes on without it."""
+    if record.outcome.cause is not Cause.MEASUREMENT_VOID or record.role == "baseline":
+        return record
+    before = itertools.takewhile(
+        lambda other: other.outcome.cause is Cause.MEASUREMENT_VOID and other.config.key == record.config.key,
+        reversed(earlier),
+    )
+    times = 1 + sum(1 for _ in before)
+    if times <= breaker.MAX_INFRASTRUCTURE_RETRIES:
+        return record
+    detail = f"the measurement was void {times} times in a row: {record.outcome.detail}"
+    outcome = replace(record.outcome, kind=OutcomeKind.UNHEALTHY, detail=detail)
+    records.write_json(folder / "outcome.json", outcome)
+    return replace(record, outcome=outcome)
 
 
 def _skipped(proposal: Proposal, engine: Engine, started: float, skip: Outcome) -> TrialRecord:

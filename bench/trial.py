@@ -24,6 +24,7 @@ from bench.launch.gpus import Gpus
 from bench.launch.readiness import Ready, wait_failure, wait_ready
 from bench.launch.server import LaunchError, Server, Teardown
 from bench.load.client import Target
+from bench.load.doubts import MAX_FAILED_SHARE
 from bench.load.level import MIN_STALL_WALL_S, LevelFailure, LevelResult, measure_level
 from bench.load.measurement import Measurement
 from bench.outcome import Cause, Outcome, OutcomeKind, Phase
@@ -208,8 +209,8 @@ class _Trial:
         try:
             async with session.get("/server_info") as response:
                 info = orjson.loads(await response.read())
-            if not isinstance(info, Mapping):
-                raise aiohttp.ClientPayloadError(f"expected an object, got {str(info)[:80]}")
+            if response.status != 200 or not isinstance(info, Mapping) or "served_model_name" not in info:
+                raise aiohttp.ClientPayloadError(f"HTTP {response.status}, no served_model_name in {str(info)[:80]}")
         except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
             detail = f"ready, but /server_info did not tell what runs: {type(error).__name__} {error}"
             unhealthy = Outcome(OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS, Phase.IDENTITY, detail)
@@ -232,7 +233,7 @@ class _Trial:
             result = await self._measure(server, session, concurrency, watching)
             elapsed_s = time.monotonic() - begin_s
             self._keep(result, concurrency, elapsed_s)
-            failure = result.failure or await self._probe(result, session)
+            failure = result.failure or _failing(result) or await self._probe(result, session)
             if failure is not None:
                 self.got.outcome = await self._failed(failure, concurrency, watching)
                 return
@@ -309,9 +310,8 @@ class _Trial:
             return LevelFailure(Cause.SERVING_HANG, "no answer to one more request after the level")
         records.write_json(self._folder / PROBE_FILE_NAME, reply)
         if reply.broken:
-            return LevelFailure(
-                Cause.GARBAGE_OUTPUT, f"one more request after the level was answered by {reply.broken}"
-            )
+            cause = Cause.SERVER_ERRORS if reply.broken.startswith("HTTP ") else Cause.GARBAGE_OUTPUT
+            return LevelFailure(cause, f"one more request after the level was answered by {reply.broken}")
         if reply.odd and self._text_is_sane and not self._engine.acceptance_is_simulated(self._proposal.config):
             detail = f"its text is {reply.odd}, unlike the baseline's: {reply.text[:60]!r}"
             return LevelFailure(Cause.GARBAGE_OUTPUT, detail)
@@ -389,6 +389,14 @@ class _Trial:
             command=redact_argv(got.command.argv, self._secrets),
             env=tuple(redact_env(dict(got.command.env), self._secrets).items()),
         )
+
+
+def _failing(result: LevelResult) -> LevelFailure | None:
+    """A server that fails many requests, if not many in a row: its throughput is that of another load."""
+    got = result.measurement
+    if got is None or got.requests_failed <= MAX_FAILED_SHARE * (got.requests_ok + got.requests_failed):
+        return None
+    return LevelFailure(Cause.SERVER_ERRORS, next(text for text in got.warnings if "requests failed" in text))
 
 
 async def _last_words(watching: asyncio.Future[Outcome]) -> Outcome | None:

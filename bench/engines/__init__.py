@@ -26,16 +26,17 @@ def create(experiment: Experiment) -> Engine:
     names = frozenset(parameter.name for parameter in experiment.space.parameters if parameter.env)
     if experiment.engine.name == "simulator":
         return SimulatorEngine(experiment.engine, experiment.model, experiment.hardware, names)
-    return SglangEngine(experiment.engine, experiment.model, _seen(experiment.hardware), names)
+    return SglangEngine(experiment.engine, experiment.model, _seen(experiment), names)
 
 
-def _seen(hardware: HardwareSpec) -> HardwareSpec:
+def _seen(experiment: Experiment) -> HardwareSpec:
     """The described card with the memory of the one that is here; a forecast never trusts a table where it can ask."""
     from bench.launch.gpus import Gpus
 
+    hardware = experiment.hardware
     if hardware.architecture == "cpu":
         return hardware
-    with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+    with Gpus(experiment.engine.visible_gpus(os.environ)) as gpus:
         totals = [gpu.total_bytes for gpu in gpus.facts()]
     if not totals:
         return hardware

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import math
 import random
+import resource
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
@@ -112,6 +113,7 @@ class Driver:
         Raises:
             OSError: when one cannot be opened.
         """
+        _allow_open_files()
         await self._client.connect(self._pattern.concurrency or self._spare())
         if self._pattern.is_open:
             self._refill()
@@ -319,6 +321,13 @@ class Driver:
             self._finished.append(stream)
             return
         self._client.send(connection, stream)
+
+
+def _allow_open_files() -> None:
+    """Shells give 1,024 by default, fewer than the connections of a large level."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # a limit beyond what the system gives: it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run_queue_s() -> float | None:

@@ -53,8 +53,8 @@ class LevelResult:
         measurement: None when nothing was measured.
         requests: one row per request (requests.parquet), times in seconds from the window's start.
         stopped: ``should_stop`` said so.
-        requests_finished, requests_empty, requests_miscounted, requests_repetitive: of those that ended well: all;
-            without any token; with another count than asked for or than its chunks add up to; saying one thing only.
+        requests_finished, requests_empty, requests_miscounted: of those that ended well: all; without any token; with
+            another count than asked for or than its chunks add up to.
     """
 
     measurement: Measurement | None
@@ -64,7 +64,6 @@ class LevelResult:
     requests_finished: int = 0
     requests_empty: int = 0
     requests_miscounted: int = 0
-    requests_repetitive: int = 0
 
 
 @dataclass(frozen=True)
@@ -485,7 +484,6 @@ class _Level:
             requests_finished=len(finished),
             requests_empty=empty,
             requests_miscounted=wrong,
-            requests_repetitive=sum(stream.repeats for stream in finished),
         )
 
     def _evidence(self, streams: list[Stream], failure: LevelFailure | None) -> Evidence:

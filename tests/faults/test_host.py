@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
-from bench import breaker, trial
+from bench import breaker, sweep, trial
 from bench.launch import server
+from bench.launch.gpus import Gpus
 from bench.launch.server import Server
-from bench.outcome import Cause, OutcomeKind
+from bench.load.level import LevelResult
+from bench.load.target import Target
+from bench.outcome import Cause, OutcomeKind, Phase
 from bench.records import SCHEMA_VERSION
 from tests.faults.sweeps import Sweep, assert_intact, assert_nothing_left, cleaned_up
 from tests.launch.conftest import LISTENS, stranger
@@ -102,6 +108,87 @@ def test_a_trial_that_somebody_disturbed_on_the_gpu_is_not_believed(
     assert (first.outcome.kind, first.outcome.cause) == (OutcomeKind.INFRASTRUCTURE, Cause.GPU_BUSY)
     assert first.value is None
     assert second.outcome.kind is OutcomeKind.COMPLETE
+
+
+def test_a_variable_of_the_shell_that_would_steer_every_server_unrecorded_is_refused(
+    swept: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    swept.here(ONE)
+    assert swept.code == 2
+    assert "SGLANG_SIMULATE_ACC_LEN" in swept.output
+    assert not swept.folder.trials.exists()
+    swept.here(ONE, "+engine.env.SGLANG_SIMULATE_ACC_LEN=3")
+    assert swept.trials[0].outcome.kind is OutcomeKind.COMPLETE
+
+
+def test_the_gpus_that_the_server_is_given_are_the_ones_that_are_watched(
+    swept: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[str | None] = []
+    monkeypatch.setattr(sweep, "Gpus", lambda visible: watched.append(visible) or Gpus(visible))
+    swept.here(ONE, "+engine.env.CUDA_VISIBLE_DEVICES=1")
+    assert watched == ["1"]
+
+
+def test_a_configuration_that_cannot_be_measured_does_not_end_the_sweep(
+    swept: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = trial.measure_level
+
+    async def void_for_one(target: Target, *rest: Any, **more: Any) -> LevelResult:
+        result = await measure(target, *rest, **more)
+        if re.match("trial-[123]-", target.model or "") is None or result.measurement is None:
+            return result
+        return replace(result, measurement=replace(result.measurement, valid=False, warnings=("nobody knows why",)))
+
+    monkeypatch.setattr(trial, "measure_level", void_for_one)
+    swept.here("search.trials=3")
+    first, *spoilt, last = swept.trials
+    assert len({record.config.key for record in spoilt}) == 1
+    assert [record.outcome.kind for record in spoilt] == [*[OutcomeKind.INFRASTRUCTURE] * 2, OutcomeKind.UNHEALTHY]
+    assert "3 times in a row: nobody knows why" in spoilt[-1].outcome.detail
+    assert first.outcome.kind is last.outcome.kind is OutcomeKind.COMPLETE
+
+
+def test_a_server_that_fails_some_of_the_requests_is_not_the_hosts_failure(swept: Sweep) -> None:
+    swept.here(ONE, "engine.faults=[errors_under_load:0.15]")
+    (only,) = swept.trials
+    assert (only.outcome.kind, only.outcome.cause) == (OutcomeKind.UNHEALTHY, Cause.SERVER_ERRORS)
+    assert "requests failed" in only.outcome.detail
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_server_that_does_not_say_who_it_is_is_not_measured(
+    swept: Sweep, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    get = aiohttp.ClientSession.get
+
+    def stand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> Any:
+        return Refusing(status) if url == "/server_info" else get(session, url, **more)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "get", stand_in)
+    swept.here(ONE)
+    (only,) = swept.trials
+    assert (only.outcome.kind, only.outcome.phase) == (OutcomeKind.UNHEALTHY, Phase.IDENTITY)
+    assert not only.measurements
+    assert "served_model_name" in only.outcome.detail
+
+
+@dataclass
+class Refusing:
+    """An answer with an error in it."""
+
+    status: int
+
+    async def __aenter__(self) -> Refusing:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def read(self) -> bytes:
+        return b'{"error": "not now"}'
 
 
 def test_an_error_of_the_harness_itself_is_kept_and_blames_nobody(
