@@ -342,7 +342,7 @@ def _evidence(record: TrialRecord) -> str:
         line = outcome.line if len(outcome.line) <= LONGEST_LINE else outcome.line[:LONGEST_LINE] + " …"
         parts.append(f"<code>{escape(line)}</code>{place}")
     if outcome.flags:
-        parts.append("Advice: " + _unbroken(escape("; ".join(advice_text(item) for item in outcome.flags))))
+        parts.append("Advice: " + escape("; ".join(advice_text(item) for item in outcome.flags)))
     return "<br>".join(parts)
 
 
