@@ -153,12 +153,12 @@ def _sentences(
     said = [
         f"{head}: {settings(row.candidate)} (trial {row.trial}).",
         f"{metric} at {requests(level)}: {figure(row.value.mean)} "
-        f"[{figure(row.value.low)}, {figure(row.value.high)}] ({row.value.method}).",
+        f"[{figure(max(row.value.low, 0.0))}, {figure(row.value.high)}] ({row.value.method}).",
     ]
     if baseline is not None and row.gain is not None:
         said.append(
             f"Gain over the baseline ({figure(baseline.value.mean)}): {row.gain.mean:+.1%} "
-            f"[{row.gain.low:+.1%}, {row.gain.high:+.1%}]."
+            f"[{max(row.gain.low, -1.0):+.1%}, {row.gain.high:+.1%}]."
         )
     if verdict == "no_difference":
         said.append("No difference: nothing that was measured again is better than the baseline beyond the noise.")

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +41,6 @@ from bench.trial import PROBE_FILE_NAME, Host, run_trial
 FIXED_SECTIONS = ("engine", "model", "hardware", "workload", "space", "objective")
 # Except these, which decide when to give up, and which a message may have advised to change.
 FREE_SETTINGS = frozenset({"engine.start_timeout_s", "engine.stall_timeout_s", "engine.stop_timeout_s"})
-
-# Of these the engine reads dozens; others (CUDA_*, NCCL_*, proxies) belong to the host.
-ENGINE_VARIABLES = "SGLANG_"
 
 EXIT_NO_ANSWER = 3
 
@@ -110,12 +107,7 @@ class Sweep:
                 f"{self._engine.missing}; give engine.python=INTERPRETER, one that has it, or engine.command=[...]. "
                 "Without it there is engine=simulator"
             )
-        stray = inherited(self._experiment, os.environ)
-        if stray:
-            raise RunError(
-                f"{', '.join(stray)} set in this shell would change every server, and nothing would record it: give it "
-                "as +engine.env.NAME=VALUE, or unset it"
-            )
+        engines.see_that_the_shell_is_neutral(self._experiment, os.environ)
         _open_run(self._experiment, self._folder)
         self._see_same_engine()
         self._say_what_runs()
@@ -297,16 +289,6 @@ class Sweep:
                 yield begun["role"], Candidate(begun["values"])
         if self._trials and not self._trials[-1].outcome.counts:
             yield self._trials[-1].role, self._trials[-1].candidate
-
-
-def inherited(experiment: Experiment, shell: Mapping[str, str]) -> list[str]:
-    """Variables of the shell that a server would be steered by beside what the experiment says."""
-    searched = {parameter.name for parameter in experiment.space.parameters if parameter.env}
-    return sorted(
-        name
-        for name in shell
-        if (name.startswith(ENGINE_VARIABLES) or name in searched) and name not in experiment.engine.env
-    )
 
 
 def _told_apart(record: TrialRecord, earlier: Sequence[TrialRecord], folder: Path) -> TrialRecord:

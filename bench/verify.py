@@ -114,6 +114,7 @@ def read(file: Path, folder: RunFolder) -> Case:
     """
     stated = _stated(file, folder)
     experiment = _with_secrets(config.load_run(folder.path))
+    engines.see_that_the_shell_is_neutral(experiment, os.environ)
     engine = engines.create(experiment)
     here = f"{engine.name} {engine.version}"
     if here != stated.engine:
@@ -152,7 +153,7 @@ async def _measured(case: Case, folder: RunFolder) -> TrialRecord:
     number = _free_number(folder)
     found = case.found
     proposal = Proposal(number, "verification", found.candidate, found.config, found.forecast)
-    with Gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) as gpus:
+    with Gpus(case.experiment.engine.visible_gpus(os.environ)) as gpus:
         host = Host(gpus, gpus.idle_bytes())
         where = _launch_folder(folder, number)
         record = await run_trial(case.experiment, case.engine, proposal, host, folder=where, on_phase=_tell)

@@ -318,7 +318,7 @@ class _Level:
                 break
         await self._close_window()
         if restarts:
-            self.warnings.append(f"the throughput jumped {restarts} times inside the window, which was begun anew")
+            self.warnings.append(f"the throughput jumped inside the window, which was begun anew ({restarts} x)")
 
     async def _whole(self) -> None:
         """Let all requests of a batch or a trace run."""
