@@ -40,7 +40,7 @@ _WRITABLE = select.EPOLLOUT if hasattr(select, "epoll") else selectors.EVENT_WRI
 _CONNECTS_AT_ONCE = 64  # below every server's listen backlog
 _TICK_S = 0.001
 _TURN = 64  # chunks that are read before the next look for first ones, about half a millisecond
-_DECODE = 1024  # reads are decoded together: few enough for the processor's cache, and for 2 ms
+_DECODE = 512  # reads are decoded together: few enough for the processor's cache, and for a millisecond or two
 
 
 Receive = Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]

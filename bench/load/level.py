@@ -34,7 +34,7 @@ GIVE_UP_AFTER_S = 0.5  # of wall time in which every request failed
 MAX_RESTARTS = 3
 RESTART_CHANGE = 0.10
 OPEN_TREND = 0.5  # arrivals by chance make the throughput of ten bins look like a trend
-_TICK_S, _SCALED_TICK_S = 0.1, 0.025
+_TICK_S, _SCALED_TICK_S = 0.05, 0.025
 
 
 @dataclass(frozen=True)
