@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,7 @@ class Garbage:
 
 
 @dataclass
-class Reply:
+class Reply(ABC):
     """An answer on its way.
 
     Attributes:
@@ -81,14 +82,16 @@ class Reply:
             self.whole()
         self.sent = self.request.output
 
-    def open_stream(self) -> None:
+    def open_stream(self) -> None:  # noqa: B027 - only the chat route has any
         """Events before the first token."""
 
+    @abstractmethod
     def chunk(self, finished: bool) -> None:
-        raise NotImplementedError
+        """Write what is new, as one event."""
 
+    @abstractmethod
     def whole(self) -> None:
-        raise NotImplementedError
+        """Write the whole answer at once."""
 
     def text(self, start: int, end: int) -> bytes:
         """Made-up text of tokens ``start`` to ``end``, ready for JSON."""
@@ -239,7 +242,7 @@ class OpenAiReply(Reply):
             b'"reasoning_tokens":0}' % (prompt, prompt + count, count, details)
         )
 
-    def open_stream(self) -> None:
+    def open_stream(self) -> None:  # noqa: B027 - only the chat route has any
         if self.chat:
             self.exchange.event(
                 self.head() + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
