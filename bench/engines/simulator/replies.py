@@ -242,7 +242,7 @@ class OpenAiReply(Reply):
             b'"reasoning_tokens":0}' % (prompt, prompt + count, count, details)
         )
 
-    def open_stream(self) -> None:  # noqa: B027 - only the chat route has any
+    def open_stream(self) -> None:
         if self.chat:
             self.exchange.event(
                 self.head() + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
