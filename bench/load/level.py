@@ -139,8 +139,8 @@ async def measure_pattern(
         seed, salt: of the prompts, with the pattern's concurrency or rate; the same give the same prompts.
         clock_scale: how much faster than real time the server's clock runs (a simulator's; else 1).
         processes: 1 sends from this one.
-        should_stop: asked whenever there is news, with the seconds of window so far and the interval of the throughput
-            (0 and None during warm-up).
+        should_stop: asked whenever there is news, with the seconds of window so far (0 during warm-up) and the interval
+            of the throughput (during warm-up None in its first half and whenever it is not steady).
         read_counters: reads the server's own counters.
         server_alive: whether the server's process still runs.
         stall_timeout_s: without any chunk from any request, at most.
@@ -242,10 +242,14 @@ class _Level:
             now_ns = await self._tick()
             elapsed_s = self._seconds(now_ns - self.began_ns)
             self._tell("warm-up", elapsed_s, None)
-            if self.should_stop(0.0, None):
-                self.stopped = True
+            request_s = self._request_s(now_ns)
+            steady_ns = self._steady_since(now_ns)
+            half_way = elapsed_s >= min(request_s, limit_s) / 2
+            if self.should_stop(0.0, self._so_far(steady_ns, now_ns) if steady_ns and half_way else None):
+                # What was steady is all that there is of a window.
+                self.window_ns, self.end_ns, self.stopped = steady_ns or now_ns, now_ns, True
                 return
-            if elapsed_s >= self._request_s(now_ns) and self._is_steady(now_ns):
+            if elapsed_s >= request_s and steady_ns:
                 return
             if elapsed_s >= limit_s:
                 self.warnings.append(
@@ -254,16 +258,22 @@ class _Level:
                 )
                 return
 
-    def _is_steady(self, now_ns: int) -> bool:
+    def _steady_since(self, now_ns: int) -> int | None:
+        """The start of the last bins if the throughput was steady in them, else None."""
         bin_s = STEPS_PER_BIN * self.step_wall_s
         pattern = self.job.pattern
         if pattern.is_open and pattern.rate_per_s:
             bin_s = max(bin_s, 4 / (pattern.rate_per_s * self.job.scale))
         start_ns = now_ns - round(TREND_BINS * max(bin_s, 0.002) * 1e9)
         if not self.step_wall_s or start_ns <= self.began_ns + pattern.ramp_s / self.job.scale * 1e9:
-            return False
+            return None
         rates, _ = self.timeline.rates(start_ns, now_ns, TREND_BINS)
-        return is_steady(rates, tolerated_change=OPEN_TREND) if pattern.is_open else is_steady(rates)
+        steady = is_steady(rates, tolerated_change=OPEN_TREND) if pattern.is_open else is_steady(rates)
+        return start_ns if steady else None
+
+    def _so_far(self, start_ns: int, now_ns: int) -> Interval:
+        rates, widths_s = self.timeline.rates(start_ns, now_ns, TREND_BINS)
+        return batch_means(rates / self.job.scale, widths_s * self.job.scale)
 
     def _request_s(self, now_ns: int) -> float:
         """About how long a request takes: in a closed loop by Little's law from the throughput of the last half of the

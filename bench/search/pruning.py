@@ -13,7 +13,9 @@ from bench.search import objective
 BOUND_WIDTHS = 1.5
 # Parts of ``min_window_s`` at which a window is looked at first, and from which on its interval is trusted.
 # Before, an interval may be too narrow, since it has not seen the slower changes (waves of prompts, growing contexts):
-# a trial is only stopped then where its upper bound lies below a share of the bar, growing from EARLY_SHARE to 1.
+# a trial is only stopped then where its upper bound lies below a share of the bar, growing from EARLY_SHARE to 1. That
+# share holds for the second half of the warm-up too: servers that compiled kernels read 0.76 of what they gave later
+# while they looked steady (docs/runs/h200-mtp).
 FIRST_LOOK, TRUSTED = 0.1, 0.5
 EARLY_SHARE = 0.7
 # Roles whose trials are only of use if they can win. The others are measured for what they say about others.
@@ -67,13 +69,17 @@ class Pruning:
 
     def should_stop(self, elapsed_s: float, interim: Interval | None) -> bool:
         """Whether the deciding level need not be measured further: even the upper bound of the interim interval lies
-        below the bar, the range in which two configurations count as equal included, and early in the window far
-        below it."""
+        below the bar, the range in which two configurations count as equal included, and during warm-up and early in
+        the window far below it.
+
+        Args:
+            elapsed_s: of the window; 0 during warm-up.
+        """
         seen = elapsed_s / self._experiment.workload.min_window_s
-        if interim is None or seen < FIRST_LOOK:
+        if interim is None or 0 < seen < FIRST_LOOK:
             return False
         upper = interim.mean + BOUND_WIDTHS * (interim.high - interim.mean)
-        early = (TRUSTED - min(seen, TRUSTED)) / (TRUSTED - FIRST_LOOK)
+        early = (TRUSTED - min(max(seen, FIRST_LOOK), TRUSTED)) / (TRUSTED - FIRST_LOOK)
         share = (1 - early * (1 - EARLY_SHARE)) * (1 - self._experiment.search.tie_relative)
         return self._loses(elapsed_s, upper, self._bar * share)
 
@@ -91,5 +97,6 @@ class Pruning:
     def _loses(self, elapsed_s: float, reached: float, needed: float) -> bool:
         if not self._active or reached >= needed:
             return False
-        self.reason = f"after {elapsed_s:.1f} s at most {reached:.0f} tok/s, a finalist needs {self._bar:.0f}"
+        when = f"after {elapsed_s:.1f} s" if elapsed_s else "in its warm-up"
+        self.reason = f"{when} at most {reached:.0f} tok/s, a finalist needs {self._bar:.0f}"
         return True

@@ -106,6 +106,15 @@ def test_a_stop_ends_the_window_early() -> None:
     assert cut.duration_s < whole.duration_s
 
 
+def test_a_stop_in_the_warm_up_spares_the_rest_of_it() -> None:
+    launch = host(disturbance=Disturbance(noise=0.02)).launch(config())
+    whole = launch.measure(workload(), 16)
+    cut = launch.measure(workload(), 16, should_stop=lambda seconds, interval: interval is not None)
+    assert cut.stopped
+    assert whole.measurement is not None
+    assert cut.duration_s <= whole.measurement.warmup_s
+
+
 def test_what_does_not_fit_dies_with_the_engine_s_own_line() -> None:
     outcome = host("0.5.15").launch(config(mem_fraction_static=0.4, **MTP)).outcome
     assert outcome is not None

@@ -10,6 +10,7 @@ import pytest
 from bench.engines.protocol import ServerCounters
 from bench.experiment import PromptSpec, WorkloadSpec
 from bench.load.level import LevelResult, measure_level, measure_pattern
+from bench.load.measurement import Interval
 from bench.load.patterns import Pattern
 from bench.load.target import Target
 from bench.outcome import Cause
@@ -257,6 +258,24 @@ async def test_the_search_can_stop_a_level_and_gets_interim_intervals() -> None:
     assert result.stopped
     assert result.measurement.window_s < 0.5
     assert asked[0] == (0.0, None)
+
+
+async def test_the_search_can_stop_a_level_while_it_warms_up_and_keeps_what_was_steady() -> None:
+    asked = []
+
+    def stop(elapsed_s: float, interval: Interval | None) -> bool:
+        asked.append(interval)
+        return elapsed_s == 0 and interval is not None
+
+    async with serving(Behaviour(slow_until=40)) as stub:
+        result = await measure(stub, should_stop=stop, spec=workload(output_tokens=300))
+    assert result.stopped
+    assert result.failure is None
+    assert asked[0] is None  # nothing is said of what is not steady
+    got = result.measurement
+    assert got.icl_s.p99 < 0.015  # the cold steps took 0.02 and are not in it
+    assert got.output_tok_per_s.mean == pytest.approx(asked[-1].mean, rel=0.3)
+    assert got.output_tokens == pytest.approx(got.output_tok_per_s.mean * got.window_s, rel=0.1)
 
 
 async def test_a_server_that_counts_otherwise_is_named() -> None:

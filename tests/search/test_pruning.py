@@ -40,12 +40,20 @@ def test_what_is_far_below_is_stopped_early_in_the_window():
     assert judge.should_stop(3.0, Interval(800, 780, 820))
 
 
+def test_what_is_far_below_is_stopped_in_its_warm_up():
+    judge = Pruning(EXPERIMENT, "search", 1000)
+    assert judge.should_stop(0.0, Interval(500, 480, 520))
+    assert judge.reason == "in its warm-up at most 530 tok/s, a finalist needs 1000"
+
+
 @pytest.mark.parametrize(
     ("role", "bar", "elapsed_s", "interim"),
     [
         ("search", 1000, 6.0, Interval(950, 920, 980)),  # its upper bound reaches the best
         ("search", 1000, 1.0, Interval(800, 780, 820)),  # seen for too short a time to trust the interval
         ("search", 1000, 0.9, Interval(100, 90, 110)),  # hardly seen at all
+        ("search", 1000, 0.0, Interval(760, 750, 770)),  # warming up: kernels may still be compiled
+        ("search", 1000, 0.0, None),
         ("search", 1000, 6.0, None),
         ("search", None, 6.0, Interval(1, 1, 1)),
         ("baseline", 1000, 6.0, Interval(800, 780, 820)),

@@ -29,6 +29,7 @@ from bench.outcome import Cause, Outcome, Phase, kind_of
 # A level runs this many request times before its window, and its window is looked at so often.
 WARMUP_REQUESTS = 1.5
 BINS = 20
+WARMUP_BINS = 2  # of them are as much as is seen of its steady part half-way through the warm-up
 NOT_DISTURBED = Disturbance()
 
 ShouldStop = Callable[[float, Interval | None], bool]
@@ -95,7 +96,8 @@ class SimulatedLaunch:
 
         Args:
             attempt: another one draws other noise.
-            should_stop: asked after each part of the window, with seconds since its start and the interval so far.
+            should_stop: asked half-way through the warm-up and after each part of the window, with seconds since its
+                start (0 before) and the interval so far.
         """
         state = self.steady_state(workload, concurrency)
         request_s = state.steps * state.cycle_s
@@ -108,11 +110,14 @@ class SimulatedLaunch:
         window = min(workload.max_window_s, max(workload.min_window_s, 2 * request_s))
         interval, seen_s, stopped = _interval(truth, self.noise, BINS), window, False
         if should_stop is not None:
-            for bins in range(2, BINS + 1, 2):
-                so_far = truth * (1 + self.noise * rng.gauss(0, 1) * math.sqrt(1 / bins - 1 / BINS))
-                seen_s, interval = window * bins / BINS, _interval(so_far, self.noise, bins)
-                if should_stop(seen_s, interval):
+            for bins in (0, *range(2, BINS + 1, 2)):
+                seen_bins = bins or WARMUP_BINS
+                so_far = truth * (1 + self.noise * rng.gauss(0, 1) * math.sqrt(1 / seen_bins - 1 / BINS))
+                interval = _interval(so_far, self.noise, seen_bins)
+                if should_stop(window * bins / BINS, interval):
                     stopped = bins < BINS
+                    seen_s = window * seen_bins / BINS
+                    warmup = warmup if bins else max(0.0, warmup / 2 - seen_s)
                     break
         measurement = _measurement(self.model, workload, state, interval, warmup, seen_s)
         return SimulatedLevel(measurement, None, warmup + seen_s, stopped)
