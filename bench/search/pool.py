@@ -45,7 +45,9 @@ PHYSICAL_NUMBERS, PHYSICAL_CODES = 6, 3
 GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 # A chance of success below which a launch is made only when little else is left to learn.
 UNLIKELY, LAST = 0.25, 1e-3
-PAST_EDGE = 0.05  # of that chance, where the forecast leaves less memory than to a launch that ran out of it
+# Of that chance, where the forecast leaves less memory than to a launch that ran out of it. It is whole again with as
+# much more as a host takes that no forecast sees (the simulator's hosts: up to 1 GiB; of real ones an assumption).
+PAST_EDGE, UNSEEN_BYTES = 0.05, float(1 << 30)
 REGIME_GAP = 6.0  # how much more than one parameter it says about success, whether a server is filled to its limit
 
 
@@ -267,9 +269,10 @@ class Pool:
             np.array([_chance(entry, advise) for _, entry in tried]),
             prior,
         )
-        lowest = max((_margin(entry) for record, entry in tried if record.outcome.cause in OUT_OF_MEMORY), default=None)
-        if lowest is not None:  # what has no more room than something that ran out of it
-            chance = np.where([_margin(entry) <= lowest for entry in entries], chance * PAST_EDGE, chance)
+        lowest = max((_margin(entry) for record, entry in tried if _ran_out(record, entry)), default=None)
+        if lowest is not None:
+            more = np.array([_margin(entry) for entry in entries]) - lowest
+            chance = chance * np.clip(more / UNSEEN_BYTES, PAST_EDGE, 1.0)
         return chance
 
 
@@ -357,6 +360,13 @@ def _promise(entry: _Entry) -> float:
 def _margin(entry: _Entry) -> float:
     margin = entry.forecast.margin_bytes if entry.forecast else None
     return math.inf if margin is None else margin
+
+
+def _ran_out(record: TrialRecord, entry: _Entry) -> bool:
+    """Whether a launch failed for want of memory: by its own words, or because the forecast left it none (a server
+    whose pools come out empty may start, and then serve nothing)."""
+    failed = record.outcome.kind not in GOOD
+    return record.outcome.cause in OUT_OF_MEMORY or (failed and _margin(entry) <= 0)
 
 
 def _chance(entry: _Entry, advise: bool) -> float:

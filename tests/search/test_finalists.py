@@ -31,6 +31,48 @@ def test_launches_of_finalists_that_were_not_found_become_further_rounds():
     assert order == [1, 1, 2, 2, 3, 3]
 
 
+def launches_of_finalists(experiment, records, value_of):
+    """Rounds and trial numbers, in order, with the value that each launch is given."""
+    fresh, order = [], []
+    while turn := finalists.next_turn(experiment, records, fresh, frozenset()):
+        number, record = turn
+        order.append((number, record.number))
+        value = value_of(record.number, number)
+        fresh.append(build.record(99, value, role="finalist", values=record.candidate.values, round_=number))
+    return order
+
+
+RECORDS = [build.record(0, 100, role="baseline", values={}), build.record(1, 109), build.record(2, 108)]
+PLANNED = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+
+
+def test_best_and_baseline_go_on_until_they_are_told_apart():
+    experiment = build.experiment(search=SearchSpec(finalists=2, finalist_rounds=2))
+
+    def value(trial, number):  # noise of 4 % in the planned rounds, none after
+        noise = {1: 1.04, 2: 0.96}.get(number, 1.0)
+        return {0: 100 / noise, 1: 109 * noise, 2: 104 * noise}[trial]
+
+    assert launches_of_finalists(experiment, RECORDS, value) == [*PLANNED, (3, 0), (3, 1), (4, 0), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best", "noise"),
+    [
+        pytest.param(2, 120.0, 0.01, id="told apart by the planned rounds"),
+        pytest.param(2, 100.5, 0.04, id="within what counts as equal"),
+        pytest.param(1, 109.0, 0.04, id="one round was asked for"),
+    ],
+)
+def test_no_launch_is_spent_on_telling_apart_what_needs_none(rounds, best, noise):
+    experiment = build.experiment(search=SearchSpec(finalists=2, finalist_rounds=rounds))
+
+    def value(trial, number):
+        return {0: 100.0, 1: best, 2: 99.0}[trial] * (1 + noise * (-1) ** number)
+
+    assert launches_of_finalists(experiment, RECORDS, value) == PLANNED[: 3 * rounds]
+
+
 def test_failed_and_void_trials_never_become_finalists():
     experiment = build.experiment()
     records = [

@@ -11,7 +11,7 @@ from bench.engines.simulator.options import Disturbance
 from bench.engines.simulator.virtual import SimulatedHost
 from bench.outcome import OUT_OF_MEMORY
 from bench.records import RunFolder
-from bench.search import drift, objective
+from bench.search import drift, objective, pool
 from bench.search.space import Space
 from bench.search.study import Study, launched
 from benchmarks import search as benchmark
@@ -55,6 +55,26 @@ def test_a_few_launches_find_what_a_sample_of_the_space_has_to_offer(small, tmp_
     study = searched(experiment, engine, host, tmp_path, 9)
     assert max(truth.goodness(record.config) for record in study.records) >= 0.95 * best
     assert sum(record.outcome.cause in OUT_OF_MEMORY for record in study.records if launched(record)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        # its edge is a server that starts with an empty state cache and serves nothing
+        pytest.param(["+experiment=mtp_rtx_pro_6000", "engine.version=0.5.12", "workload.levels=[1]"], id="hangs"),
+        # its fastest servers lie where a host that takes more than was forecast runs out of memory
+        pytest.param(
+            ["+experiment=baseline_no_spec", "hardware=rtx_4090", "workload.levels=[32]", "engine.version=0.5.10"],
+            id="runs out of memory",
+        ),
+    ],
+)
+def test_launches_are_not_spent_beyond_an_edge_that_one_has_shown(words, tmp_path):
+    experiment, engine = benchmark.load(words)
+    study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 28)
+    failed = [record for record in study.records if launched(record) and record.outcome.kind not in pool.GOOD]
+    assert len(failed) <= 2
 
 
 def test_the_same_seed_makes_the_same_search(small, tmp_path):
