@@ -192,7 +192,8 @@ class SearchSpec:
             search's; the finalists come on top.
         sampler: ``pool`` (our own, led by the forecast) or Optuna's ``tpe``, ``gp``, ``random``.
         forecast: ``off``, ``advise`` (record it, launch anyway) or ``prune`` (do not launch what cannot fit).
-        finalists: how many are measured again beside the baseline; finalist_rounds: how often, in turns.
+        finalists: how many are measured again beside the baseline; finalist_rounds: how often, in turns
+            (two more for the best and the baseline, where these leave open which of them it is).
         max_same_failures: the sweep stops after this many launches in a row that died of one cause.
         require_baseline: the sweep stops when the baseline itself fails.
     """
