@@ -51,7 +51,7 @@ class LevelResult:
 
     Attributes:
         measurement: None when nothing was measured.
-        requests: one row per request (requests.parquet), times in seconds from the window's start.
+        requests: one row per request (requests-LEVEL.parquet), times in seconds from the window's start.
         stopped: ``should_stop`` said so.
         requests_finished, requests_empty, requests_miscounted: of those that ended well: all; without any token; with
             another count than asked for or than its chunks add up to.
@@ -190,11 +190,12 @@ class _Level:
     step_wall_s: float = 0.0
     stopped: bool = False
     began_ns: int = 0
+    opened_ns: int = 0
     window_ns: int = 0
     end_ns: int = 0
     over_ns: int = 0
-    cpu_s: float = 0.0
-    queued_s: float = 0.0
+    cpu_share: float | None = None
+    queued_share: float | None = None
     before: Counted | None = None
     after: Counted | None = None
 
@@ -332,6 +333,7 @@ class _Level:
 
     async def _whole(self) -> None:
         """Let all requests of a batch or a trace run."""
+        await self._tick()
         await self._open_window()
         limit_ns = self.job.workload.max_window_s / self.job.scale * 1e9
         while True:
@@ -370,14 +372,15 @@ class _Level:
         self.before = await self._read_counters()
         self.opened = tuple(self.harvests)
         self.late_s.clear()
-        self.window_ns = time.time_ns()
+        self.window_ns = self.opened_ns = time.time_ns()
 
     async def _close_window(self) -> None:
-        span_s = (self.end_ns - self.window_ns) * 1e-9
+        span_s = (self.end_ns - self.opened_ns) * 1e-9  # a window that was begun anew is shorter
         if len(self.opened) == len(self.harvests) and span_s > 0:
             pairs = list(zip(self.opened, self.harvests, strict=True))
-            self.cpu_s = max(after.cpu_s - before.cpu_s for before, after in pairs)
-            self.queued_s = max((after.run_queue_s or 0.0) - (before.run_queue_s or 0.0) for before, after in pairs)
+            self.cpu_share = max(after.cpu_s - before.cpu_s for before, after in pairs) / span_s
+            queued_s = max((after.run_queue_s or 0.0) - (before.run_queue_s or 0.0) for before, after in pairs)
+            self.queued_share = queued_s / span_s
         self.after = await self._read_counters()
 
     def _rates(self) -> tuple[metrics.Floats, metrics.Floats]:
@@ -498,7 +501,6 @@ class _Level:
 
     def _evidence(self, streams: list[Stream], failure: LevelFailure | None) -> Evidence:
         rates, widths_s = self._rates()
-        span_s = (self.end_ns - self.window_ns) * 1e-9
         return Evidence(
             job=self.job,
             streams=streams,
@@ -514,8 +516,8 @@ class _Level:
             warnings=self.warnings,
             before=self.before,
             after=self.after,
-            cpu_share=self.cpu_s / span_s if self.cpu_s > 0 else None,
-            queued_share=self.queued_s / span_s,
+            cpu_share=self.cpu_share,
+            queued_share=self.queued_share,
             late_s=self.late_s,
             clock_step_s=self.clock_step_s,
             kernel_stamps=bool(self.harvests) and all(harvest.kernel_stamps for harvest in self.harvests),

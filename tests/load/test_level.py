@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
 
@@ -348,6 +349,16 @@ async def test_a_batch_ends_with_its_last_request_and_leaves_ramp_and_tail_out()
     assert result.requests_finished == 64
     assert got.duration_s > 1.5 * got.window_s
     assert got.output_tok_per_s.mean > 1.2 * stub.tokens / got.duration_s
+
+
+async def test_the_share_of_a_core_is_of_the_time_that_it_was_counted_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A client that uses half of a core all the time; the window ends up shorter than what was driven.
+    monkeypatch.setattr(time, "process_time", lambda: time.perf_counter() / 2)
+    async with serving(Behaviour(length_of=lambda asked: asked * (10 if len(stub.requests) == 1 else 1))) as stub:
+        spec = workload(max_window_s=30.0, ignore_eos=False)
+        got = (await measure_pattern(Target(stub.url), spec, Pattern("batch", 16, requests=64), seed=1)).measurement
+    assert got.duration_s > 1.5 * got.window_s
+    assert got.client_cpu_share == pytest.approx(0.5, rel=0.1)
 
 
 async def test_two_processes_measure_what_one_would() -> None:

@@ -25,7 +25,7 @@ from bench.engines.sglang.settings import GIB, parse_version
 from bench.engines.simulator.arguments import Arguments
 from bench.engines.simulator.clock import Clock, Pace
 from bench.engines.simulator.faults import Faults
-from bench.engines.simulator.http import Connection, Exchange
+from bench.engines.simulator.http import REASONS, Connection, Exchange
 from bench.engines.simulator.log import Log
 from bench.engines.simulator.metrics import Metrics
 from bench.engines.simulator.model import RANDOM_IDS_ACCEPTANCE, ServerModel
@@ -447,7 +447,8 @@ class Server:
         return None
 
     def access(self, exchange: Exchange) -> None:
-        self.log.line(f'INFO:     {exchange.peer} - "{exchange.method} {exchange.path} HTTP/1.1" {exchange.status} OK')
+        said = f"{exchange.status} {REASONS.get(exchange.status, 'Unknown')}"
+        self.log.line(f'INFO:     {exchange.peer} - "{exchange.method} {exchange.path} HTTP/1.1" {said}')
         if not exchange.keep_alive:
             exchange.transport.close()
 
