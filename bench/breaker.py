@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from bench.experiment import SearchSpec
 from bench.outcome import Outcome, OutcomeKind
 from bench.records import TrialRecord
-from bench.search.study import launched
 
 # Launches after the baseline without one success: a space in which nothing runs. Ten failures in a row have a chance
 # of 0.1 % in a space of which half fits, the share that the measured spaces had.
@@ -17,12 +16,10 @@ MAX_INFRASTRUCTURE_RETRIES = 2
 # would never end. Where one in twenty fits, so many in a row have a chance of 2e-7.
 MAX_SKIPPED = 300
 
-GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
-
 
 def reason_to_stop(search: SearchSpec, records: Sequence[TrialRecord]) -> str | None:
     """Why the sweep should not go on, cause first; None while it should."""
-    tried = [record for record in records if launched(record)]
+    tried = [record for record in records if record.launched]
     if not tried:
         return None
     last = tried[-1]
@@ -37,13 +34,13 @@ def reason_to_stop(search: SearchSpec, records: Sequence[TrialRecord]) -> str | 
         )
     if len(counting) >= search.max_same_failures:
         recent = counting[-search.max_same_failures :]
-        if all(record.outcome.kind not in GOOD and record.outcome.cause == last.outcome.cause for record in recent):
+        if all(not record.outcome.started and record.outcome.cause == last.outcome.cause for record in recent):
             return (
                 f"{_words(last.outcome)}. The last {len(recent)} launches died of the same cause: take what "
                 "causes it out of the space, or raise search.max_same_failures"
             )
     others = [record for record in counting if record.role != "baseline"]
-    if len(others) >= HOPELESS_LAUNCHES and all(record.outcome.kind not in GOOD for record in others):
+    if len(others) >= HOPELESS_LAUNCHES and all(not record.outcome.started for record in others):
         return f"{_words(last.outcome)}. None of {len(others)} launches succeeded: the space itself seems broken"
     return None
 

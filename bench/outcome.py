@@ -134,6 +134,11 @@ class Outcome:
     flags: tuple[FlagAdvice, ...] = ()
 
     @property
+    def started(self) -> bool:
+        """Whether the server ran and kept up its load, for as long as anybody wanted to measure it."""
+        return self.kind in (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
+
+    @property
     def counts(self) -> bool:
         """Whether the search may learn from it; an infrastructure failure or an interruption says nothing."""
         return self.kind not in (OutcomeKind.INFRASTRUCTURE, OutcomeKind.INTERRUPTED)

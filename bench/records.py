@@ -16,7 +16,7 @@ import orjson
 
 from bench.engines.protocol import Candidate, Forecast, LaunchFacts, ServerConfig
 from bench.load.measurement import Measurement
-from bench.outcome import Outcome
+from bench.outcome import Outcome, Phase
 
 SCHEMA_VERSION = 1
 
@@ -49,8 +49,8 @@ class TrialRecord:
 
     Attributes:
         number: of the trial, from 0 (the baseline); finalists go on counting.
-        role: ``baseline``, ``anchor`` (the baseline once more, see ``search.drift``), ``search``, ``recipe``,
-            ``finalist`` or ``ablation``.
+        role: ``baseline``, ``anchor`` (the baseline once more, see ``search.drift``), ``search``, ``recipe``
+            or ``finalist``.
         round: of the finalists, from 1; 0 in the search.
         optuna_number: of the trial in the study, None where it is not told.
         value: of the objective, None where there is none; ``objective_level`` the load level that it was taken at.
@@ -79,6 +79,11 @@ class TrialRecord:
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def launched(self) -> bool:
+        """A process was started, or was to be: nothing before had settled it."""
+        return self.outcome.phase is not Phase.FORECAST
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class RunFolder:
         return self.path / "report"
 
     def trial(self, number: int) -> Path:
-        """Folder of one trial: command.sh, server.log, server_info.json, requests.parquet, outcome.json."""
+        """Folder of one trial: command.sh, server.log, server_info.json, requests-LEVEL.parquet, outcome.json."""
         return self.path / "trials" / f"{number:04d}"
 
 

@@ -33,7 +33,7 @@ from bench.progress import Progress
 from bench.records import RecordError, RunFolder, TrialRecord
 from bench.search import drift, finalists
 from bench.search.space import Space
-from bench.search.study import Proposal, Study, launched
+from bench.search.study import Proposal, Study
 from bench.secrets import redact_text, redact_tree, secret_values
 from bench.trial import PROBE_FILE_NAME, Host, run_trial
 
@@ -160,10 +160,10 @@ class Sweep:
             record = _told_apart(record, study.records, self._folder.trial(record.number))
             records.append(self._folder.trials, record)
             study.tell(proposal, record)
-            progress.end(record, launched=launched(record))
+            progress.end(record, launched=record.launched)
             if record.role == "anchor" and (changed := drift.sentence(self._experiment, study.records)):
                 progress.say(changed)
-            skipped = 0 if launched(record) else skipped + 1
+            skipped = 0 if record.launched else skipped + 1
             if skipped == breaker.MAX_SKIPPED:
                 progress.say(f"{skipped} configurations in a row cannot run by the forecast: nothing else is tried")
                 break

@@ -19,7 +19,6 @@ import tempfile
 from pathlib import Path
 
 from bench import records, sweep
-from bench.search.study import launched
 
 # Windows as short as they can be: the overhead does not depend on them.
 OVERRIDES = (
@@ -37,7 +36,7 @@ def overheads_s(results: Path, trials: int) -> list[float]:
     """Seconds of each trial but the last, whose successor is not a trial."""
     with contextlib.redirect_stdout(io.StringIO()):
         sweep.main([*OVERRIDES, f"results_dir={results}", f"search.trials={trials}"])
-    done = [record for record in records.read(results / "quickstart/overhead/trials.jsonl") if launched(record)]
+    done = [record for record in records.read(results / "quickstart/overhead/trials.jsonl") if record.launched]
     return [
         following.started_at
         - record.started_at

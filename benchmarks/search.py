@@ -39,7 +39,7 @@ from bench.records import RunFolder, Times, TrialRecord
 from bench.search import finalists, objective
 from bench.search.pruning import Pruning
 from bench.search.space import Space
-from bench.search.study import Proposal, Study, launched
+from bench.search.study import Proposal, Study
 
 MAX_ENUMERATED = 20_000  # canonical points up to which the best is the enumerated one; else as many are sampled
 MAX_POINTS = 200_000  # points that are looked at to find out
@@ -279,7 +279,7 @@ def search(
         again.append(replace(trial(experiment, engine, host, proposal, None), round=number))
     chosen = finalists.choose(experiment, study.records, again)
     choice = finalists.winner(experiment, finalists.standings(experiment, chosen, again))
-    launches = [record for record in study.records if launched(record)]
+    launches = [record for record in study.records if record.launched]
     ratios = [truth.goodness(record.config) / truth.best if truth.best else 0.0 for record in launches]
     return {
         "seed": host.seed,

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from bench.experiment import Experiment
 from bench.load.measurement import Interval
-from bench.outcome import Phase
 from bench.records import TrialRecord
 from bench.search import objective
 
@@ -29,7 +28,7 @@ LEAST_CHANGE = 0.05
 
 def anchor_is_due(experiment: Experiment, records: Sequence[TrialRecord]) -> bool:
     """Whether the baseline is to be launched again now."""
-    launches = [record for record in records if record.outcome.phase is not Phase.FORECAST and record.outcome.counts]
+    launches = [record for record in records if record.launched and record.outcome.counts]
     measured = [record for record in launches if record.role == "baseline" and record.value is not None]
     anchored = any(record.role == "anchor" for record in launches)
     enough = len(launches) >= ANCHOR_AFTER and experiment.search.trials >= LEAST_TRIALS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from bench.engines.protocol import Candidate, Value
 from bench.experiment import Parameter, SpaceSpec
-from bench.outcome import Cause, OutcomeKind
+from bench.outcome import OutcomeKind
 from bench.records import TrialRecord
 
 
@@ -18,8 +18,7 @@ def dominating(candidate: Candidate, records: Iterable[TrialRecord], space: Spac
     monotone, and is equal in the rest.
     """
     for record in records:
-        launched = record.outcome.cause not in (Cause.FORECAST, Cause.DOMINATED)
-        if record.outcome.kind is OutcomeKind.INFEASIBLE and launched and _repeats(candidate, record, space):
+        if record.outcome.kind is OutcomeKind.INFEASIBLE and record.launched and _repeats(candidate, record, space):
             return record
     return None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
 from bench.experiment import Experiment
-from bench.outcome import OUT_OF_MEMORY, Cause, OutcomeKind
+from bench.outcome import OUT_OF_MEMORY
 from bench.records import TrialRecord
 from bench.search import feasibility, objective
 from bench.search.roofline import Roofline, accepted_share, roofline
@@ -42,7 +42,6 @@ LEAST_NOISE = 0.01  # relative; launches of one configuration differ by more tha
 # Chance that a launch succeeds, by the forecast's verdict, before any launch has shown it.
 SUCCESS = {"fits": 0.95, "edge": 0.6, "does_not_fit": 0.02, "refused": 0.02}
 PHYSICAL_NUMBERS, PHYSICAL_CODES = 6, 3
-GOOD = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 # A chance of success below which a launch is made only when little else is left to learn.
 UNLIKELY, LAST = 0.25, 1e-3
 # Of that chance, where the forecast leaves less memory than to a launch that ran out of it. It is whole again with as
@@ -72,7 +71,7 @@ class Pool:
         self._space = space
         self._seed = seed
         self._entries: dict[str, _Entry] = {}
-        self._known = (Calibration(), 0.0)
+        self._calibration, self._accepted = Calibration(), 0.0
         self._expanded: set[str] = set()
         self._ranking: list[_Entry] = []
         self._stale: frozenset[int] = frozenset()
@@ -177,11 +176,12 @@ class Pool:
     def _foresee(self, calibration: Calibration, accepted: float) -> None:
         """Forecast what is new, and the front again once launches have taught something that matters: what stands
         far behind does not come to the front by a GiB."""
-        stale = _rounded(calibration) != _rounded(self._known[0])
+        stale = _rounded(calibration) != _rounded(self._calibration)
+        again = abs(accepted - self._accepted) > 0.01
         if stale:
-            self._known = (calibration, accepted)
-        again = abs(accepted - self._known[1]) > 0.01
-        self._known = (self._known[0], accepted if again else self._known[1])
+            self._calibration = calibration
+        if again:
+            self._accepted = accepted
         front = {entry.config.key for entry in self._ranking[:FRONT]}
         for entry in self._entries.values():
             if entry.forecast is None or (stale and entry.config.key in front):
@@ -192,13 +192,13 @@ class Pool:
     def _foreseen(self, config: ServerConfig) -> tuple[Forecast, Roofline | None]:
         if self._experiment.search.forecast == "off":
             return Forecast("fits"), None
-        forecast = self._engine.forecast(config, self._known[0])
+        forecast = self._engine.forecast(config, self._calibration)
         return forecast, self._roofline(forecast)
 
     def _roofline(self, forecast: Forecast) -> Roofline | None:
         experiment = self._experiment
         level = objective.level(experiment)
-        return roofline(forecast, experiment.hardware, experiment.workload, level, self._known[1])
+        return roofline(forecast, experiment.hardware, experiment.workload, level, self._accepted)
 
     def _rank(self, records: Sequence[TrialRecord], done: set[str]) -> None:
         """Put those that can be launched in order, most promising first."""
@@ -216,7 +216,7 @@ class Pool:
         tried = [
             (record, _Entry(record.candidate, record.config, *self._foreseen(record.config)))
             for record in records
-            if record.outcome.counts and record.outcome.cause not in (Cause.FORECAST, Cause.DOMINATED)
+            if record.launched and record.outcome.counts
         ]
         scores = self._scores(entries, tried)
         self._ranking = [entries[index] for index in np.argsort(-scores)]
@@ -239,7 +239,7 @@ class Pool:
         noise = np.array([deviation for *_, deviation in measured])
         base = np.array([_prior(entry) for entry in everything])
 
-        meets, meets_seen = np.ones(len(entries)), np.array([record.outcome.kind in GOOD for record, *_ in measured])
+        meets, meets_seen = np.ones(len(entries)), np.array([record.outcome.started for record, *_ in measured])
         for index in range(len(self._experiment.objective.limits)):
             room = np.array([-math.log1p(min(max(score.excess[index][1], -0.99), 1e3)) for *_, score, _ in measured])
             model = Surrogate(seen_gaps, seen.physical, room - base, noise * 3)
@@ -265,7 +265,7 @@ class Pool:
         chance = success_chance(
             seen_gaps,
             gaps,
-            np.array([1.0 if record.outcome.kind in GOOD else 0.0 for record, _ in tried]),
+            np.array([float(record.outcome.started) for record, _ in tried]),
             np.array([_chance(entry, advise) for _, entry in tried]),
             prior,
         )
@@ -365,7 +365,7 @@ def _margin(entry: _Entry) -> float:
 def _ran_out(record: TrialRecord, entry: _Entry) -> bool:
     """Whether a launch failed for want of memory: by its own words, or because the forecast left it none (a server
     whose pools come out empty may start, and then serve nothing)."""
-    failed = record.outcome.kind not in GOOD
+    failed = not record.outcome.started
     return record.outcome.cause in OUT_OF_MEMORY or (failed and _margin(entry) <= 0)
 
 

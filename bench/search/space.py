@@ -221,7 +221,7 @@ class Space:
     def neighbours(self, candidate: Candidate, *, seed: int) -> Iterator[Candidate]:
         """Points that differ from this one in one parameter; those that come to exist with it are drawn at random."""
         generator = random.Random(seed)
-        before = {**dict.fromkeys((item.name for item in self.parameters), None), **candidate.values}
+        before = self._complete(candidate)
         for changed in self.parameters:
             for value in _others(changed, before[changed.name], generator):
                 values: dict[str, Value | None] = {}
@@ -238,7 +238,7 @@ class Space:
         """Points in which three parameters of this one are drawn anew, at most ``count``: what takes several
         changes at once to run or to pay, such as wider trees of draft tokens with fewer requests."""
         generator = random.Random(seed)
-        before = {**dict.fromkeys((item.name for item in self.parameters), None), **candidate.values}
+        before = self._complete(candidate)
         for _ in range(count):
             changed = {item.name for item in generator.sample(self.parameters, min(3, len(self.parameters)))}
             values: dict[str, Value | None] = {}
@@ -250,6 +250,11 @@ class Space:
             mutation = _candidate(values)
             if not self.violated(mutation):
                 yield mutation
+
+    def _complete(self, candidate: Candidate) -> dict[str, Value | None]:
+        """A value for each parameter: what a point leaves out is off, if it is a flag, or left to the engine."""
+        absent = {item.name: False if item.kind == "flag" else None for item in self.parameters}
+        return {**absent, **candidate.values}
 
     def _draw(self, generator: random.Random, default_share: float) -> Candidate:
         values: dict[str, Value | None] = {}

@@ -37,7 +37,6 @@ STARTUP_TRIALS = 5
 # What lies further below the best than this is no finalist worth a launch. Launches of one configuration were seen to
 # differ by 1 to 3 %: at 2 % the difference of two lies within 8.5 % but for one case in a thousand.
 HOPELESS = 0.1
-MEASURED = (OutcomeKind.COMPLETE, OutcomeKind.PRUNED)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Study:
     @property
     def launches(self) -> int:
         """Launches that count against the budget."""
-        return sum(1 for record in self.records if launched(record) and record.outcome.counts)
+        return sum(1 for record in self.records if record.launched and record.outcome.counts)
 
     @property
     def bar(self) -> float | None:
@@ -159,7 +158,8 @@ class Study:
 
     def _is_pools_turn(self) -> bool:
         """Recipes and the pool's own choices take turns: what the forecast promises need not wait for all recipes."""
-        last = next((record for record in reversed(self.records) if launched(record)), None)
+        counting = (record for record in reversed(self.records) if record.launched and record.outcome.counts)
+        last = next(counting, None)
         return self._pool is not None and last is not None and last.role == "recipe"
 
     def _next_queued(self) -> Proposal | None:
@@ -272,7 +272,7 @@ class Study:
         self._seen = {
             record.config.key: record.number
             for record in self.records
-            if record.outcome.counts and (record.number not in self.stale or record.outcome.kind not in MEASURED)
+            if record.outcome.counts and (record.number not in self.stale or not record.outcome.started)
         }
         self._study = _create(self._journal, self._experiment, len(self.records))
         for record in told:
@@ -286,10 +286,6 @@ class Study:
         if record.facts is not None:
             self.calibration = self._engine.calibrated(self.calibration, record.facts)
         self.stale = drift.not_comparable(self._experiment, self.records)
-
-
-def launched(record: TrialRecord) -> bool:
-    return record.outcome.phase is not Phase.FORECAST
 
 
 def constraints(record: TrialRecord, experiment: Experiment) -> dict[str, float]:
@@ -341,6 +337,11 @@ def _create(journal: Path, experiment: Experiment, told: int) -> optuna.Study:
 def _frozen(record: TrialRecord, space: Space, experiment: Experiment) -> FrozenTrial:
     values = space.parameters_of(record.candidate)
     distributions: dict[str, BaseDistribution] = {name: space.distributions[name] for name in values}
+    told = {"record": record.number, "outcome": f"{record.outcome.kind}: {record.outcome.cause}"}
+    if not record.outcome.counts:  # it says nothing of the configuration
+        return optuna.trial.create_trial(
+            state=TrialState.FAIL, params=values, distributions=distributions, user_attrs=told
+        )
     return optuna.trial.create_trial(
         state=TrialState.PRUNED if record.value is None else TrialState.COMPLETE,
         value=record.value,
@@ -348,5 +349,5 @@ def _frozen(record: TrialRecord, space: Space, experiment: Experiment) -> Frozen
         distributions=distributions,
         constraints=constraints(record, experiment),
         intermediate_values=intermediate(record, experiment),
-        user_attrs={"record": record.number, "outcome": f"{record.outcome.kind}: {record.outcome.cause}"},
+        user_attrs=told,
     )

@@ -2,7 +2,7 @@
 
 from bench.engines.protocol import Candidate
 from bench.experiment import Parameter, SpaceSpec
-from bench.outcome import Cause, FlagAdvice, OutcomeKind
+from bench.outcome import Cause, FlagAdvice, OutcomeKind, Phase
 from bench.search import feasibility
 from tests import build
 
@@ -46,7 +46,10 @@ def test_another_value_of_a_parameter_that_is_not_monotone_is_launched():
 
 
 def test_a_forecast_or_a_crash_rules_nothing_out():
-    forecast = failed(Cause.FORECAST, "lower", mem_fraction_static=0.9)
+    advice = (FlagAdvice("--mem-fraction-static", "lower"),)
+    kind, cause, phase = OutcomeKind.INFEASIBLE, Cause.FORECAST, Phase.FORECAST
+    values = {"mem_fraction_static": 0.9}
+    forecast = build.record(1, None, kind=kind, cause=cause, phase=phase, flags=advice, values=values)
     assert not ruled_out(forecast, mem_fraction_static=0.95)
     crash = build.record(2, None, kind=OutcomeKind.CRASHED, values={"mem_fraction_static": 0.9})
     assert not ruled_out(crash, mem_fraction_static=0.9)

@@ -6,14 +6,16 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
+from bench.engines.protocol import Calibration
 from bench.engines.simulator.options import Disturbance
 from bench.engines.simulator.virtual import SimulatedHost
-from bench.outcome import OUT_OF_MEMORY
+from bench.outcome import OUT_OF_MEMORY, Cause, Outcome, OutcomeKind, Phase
 from bench.records import RunFolder
 from bench.search import drift, objective, pool
 from bench.search.space import Space
-from bench.search.study import Study, launched
+from bench.search.study import Study
 from benchmarks import search as benchmark
 from tests import build
 
@@ -54,7 +56,7 @@ def test_a_few_launches_find_what_a_sample_of_the_space_has_to_offer(small, tmp_
     best = max(truth.goodness(item) for item in sample if item is not None)
     study = searched(experiment, engine, host, tmp_path, 9)
     assert max(truth.goodness(record.config) for record in study.records) >= 0.95 * best
-    assert sum(record.outcome.cause in OUT_OF_MEMORY for record in study.records if launched(record)) <= 1
+    assert sum(record.outcome.cause in OUT_OF_MEMORY for record in study.records if record.launched) <= 1
 
 
 @pytest.mark.slow
@@ -73,7 +75,7 @@ def test_a_few_launches_find_what_a_sample_of_the_space_has_to_offer(small, tmp_
 def test_launches_are_not_spent_beyond_an_edge_that_one_has_shown(words, tmp_path):
     experiment, engine = benchmark.load(words)
     study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 28)
-    failed = [record for record in study.records if launched(record) and record.outcome.kind not in pool.GOOD]
+    failed = [record for record in study.records if record.launched and not record.outcome.started]
     assert len(failed) <= 2
 
 
@@ -128,6 +130,60 @@ def test_values_of_a_host_that_was_settling_are_forgotten_and_the_best_of_them_l
     resumed = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), study.records)
     assert resumed.stale == study.stale
     assert resumed.bar == study.bar
+
+
+GPU_BUSY = Outcome(OutcomeKind.INFRASTRUCTURE, Cause.GPU_BUSY, Phase.ARGS)
+
+
+def the_hosts_fault(record):
+    return replace(record, outcome=GPU_BUSY, measurements=(), value=None)
+
+
+def test_what_the_host_failed_is_no_evidence_against_a_configuration_in_a_resumed_search_either(small, tmp_path):
+    experiment, engine = small
+    experiment = replace(experiment, search=replace(experiment.search, sampler="tpe"))
+    study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 4)
+    told = [record for record in study.records if record.optuna_number is not None]
+    records = [the_hosts_fault(record) if record is told[-1] else record for record in study.records]
+    Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), records)
+    kept = optuna.load_study(
+        study_name=experiment.name, storage=JournalStorage(JournalFileBackend(str(RunFolder(tmp_path).journal)))
+    )
+    states = {trial.user_attrs["record"]: trial.state for trial in kept.trials}
+    assert states[told[-1].number] is TrialState.FAIL
+    assert states[told[0].number] is TrialState.COMPLETE
+
+
+def test_a_recipe_that_the_host_failed_is_launched_again_before_anything_else(small, tmp_path):
+    experiment, engine = small
+    recipes = ({"mem_fraction_static": 0.8}, {"mem_fraction_static": 0.75})
+    experiment = replace(experiment, space=replace(experiment.space, recipes=recipes))
+    host = benchmark.hosts(engine, 1)[0]
+    study = Study(experiment, engine, Space(experiment.space), RunFolder(tmp_path), [])
+    baseline = study.ask()
+    study.tell(baseline, benchmark.trial(experiment, engine, host, baseline, study.bar))
+    recipe = study.ask()
+    assert recipe.role == "recipe"
+    study.tell(recipe, the_hosts_fault(benchmark.trial(experiment, engine, host, recipe, study.bar)))
+    study.retry(recipe)
+    again = study.ask()
+    assert (again.role, again.config.key) == ("recipe", recipe.config.key)
+
+
+def test_acceptance_that_a_launch_showed_reaches_every_candidate(small, monkeypatch):
+    # The first launch that speculates shows both: how many drafts are accepted, and what memory the host has.
+    experiment, engine = small
+    monkeypatch.setattr(pool, "FRONT", 5)
+
+    def forecast_after(calibration):
+        taught = pool.Pool(experiment, engine, Space(experiment.space), seed=0)
+        taught._draw()
+        taught._foresee(Calibration(), 0.7)
+        taught._foresee(calibration, 0.9)
+        entries = [entry for entry in taught._entries.values() if entry.roofline]
+        return {entry.config.key: entry.roofline.tok_per_s for entry in entries if "NEXTN" in str(entry.config.flags)}
+
+    assert forecast_after(Calibration(runtime_bytes=5e9)) == forecast_after(Calibration())
 
 
 @pytest.mark.parametrize(

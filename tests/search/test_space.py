@@ -229,3 +229,14 @@ def test_neighbours_differ_in_one_parameter_and_mutations_are_points_of_the_spac
     ]
     assert all("steps" in values for values in switched_on)
     assert switched_on
+
+
+def test_neighbours_of_a_point_that_leaves_out_its_flags_leave_them_off() -> None:
+    flags = tuple(Parameter(name, "flag") for name in ("a", "b", "c", "d"))
+    space = Space(SpaceSpec("space", (Parameter("x", "int", 1, 4), *flags)))
+    differing = [
+        sum(item.values[name] != {"x": 2}.get(name, False) for name in item.values)
+        for item in space.neighbours(Candidate({"x": 2}), seed=0)
+    ]
+    assert differing
+    assert set(differing) == {1}
