@@ -20,14 +20,16 @@ class Best:
 
     Attributes:
         verdict: ``better`` (than the baseline, the interval of the gain lies above zero), ``no_difference`` (the
-            baseline is as good), ``not_meeting_limits`` (nothing meets the limits; this is the nearest),
-            ``no_baseline`` (there was nothing to compare with) or ``not_measured_again`` (a lead of the search).
+            baseline is as good), ``baseline_misses_limits`` (so what it reaches is no alternative),
+            ``not_meeting_limits`` (nothing meets the limits; this is the nearest), ``no_baseline`` (there was nothing
+            to compare with) or ``not_measured_again`` (a lead of the search).
         trial: number of the trial that found it.
         flags, env: of the server, fixed ones included.
         level: the load level it is best at.
         value, baseline_value: of the objective, from fresh launches. gain: relative, larger is better.
         tied: keys of configurations that cannot be told from it.
         sentences: the answer in words.
+        last_trial: the greatest number of a trial that was known to this answer.
     """
 
     verdict: str
@@ -48,6 +50,7 @@ class Best:
     simulated: bool
     acceptance_simulated: bool
     sentences: tuple[str, ...]
+    last_trial: int
     schema_version: int = 1
 
 
@@ -120,6 +123,7 @@ def decide(
         simulated=record.simulated,
         acceptance_simulated=acceptance_simulated,
         sentences=tuple(_sentences(experiment, verdict, row, baseline, tied, record, acceptance_simulated)),
+        last_trial=max(item.number for item in (*search, *again)),
     )
 
 
@@ -134,6 +138,8 @@ def _verdict(row: finalists.Standing, baseline: finalists.Standing | None) -> st
         return "not_meeting_limits"
     if baseline is None:
         return "no_baseline"
+    if not baseline.meets_limits:
+        return "baseline_misses_limits"
     if row.baseline or row.gain is None or row.gain.low <= 0:
         return "no_difference"
     return "better"
@@ -160,6 +166,8 @@ def _sentences(
             f"Gain over the baseline ({figure(baseline.value.mean)}): {row.gain.mean:+.1%} "
             f"[{max(row.gain.low, -1.0):+.1%}, {row.gain.high:+.1%}]."
         )
+    if verdict == "baseline_misses_limits" and baseline is not None:
+        said.append(f"The baseline is no alternative: it has {_missed(experiment, baseline)}.")
     if verdict == "no_difference":
         said.append("No difference: nothing that was measured again is better than the baseline beyond the noise.")
     if verdict == "not_measured_again":
@@ -170,13 +178,7 @@ def _sentences(
     if verdict == "no_baseline":
         said.append("The baseline was not measured again, so no gain can be stated.")
     if verdict == "not_meeting_limits":
-        limits = experiment.objective.limits
-        missed = ", ".join(
-            f"{name} {figure(limits[name] * (1 + amount))} (limit {figure(limits[name])})"
-            for name, amount in row.excess
-            if amount > 0
-        )
-        said.insert(0, f"No configuration meets the limits; the nearest one has {missed}.")
+        said.insert(0, f"No configuration meets the limits; the nearest one has {_missed(experiment, row)}.")
     if tied:
         within = experiment.search.tie_relative
         said.append(
@@ -188,6 +190,15 @@ def _sentences(
     elif acceptance_simulated:
         said.append("The acceptance length was simulated by the engine: real prompts will give another one.")
     return said
+
+
+def _missed(experiment: Experiment, row: finalists.Standing) -> str:
+    limits = experiment.objective.limits
+    return ", ".join(
+        f"{name} {figure(limits[name] * (1 + amount))} (limit {figure(limits[name])})"
+        for name, amount in row.excess
+        if amount > 0
+    )
 
 
 def requests(level: int) -> str:

@@ -23,7 +23,7 @@ class PickError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the answer; 0 with one, 2 on bad input, 3 where the run has none yet."""
+    """Print the answer; 0 with one, 2 on bad input, 3 where the run has none yet or nothing meets the limits."""
     options = _parser().parse_args(arguments)
     folder = RunFolder(options.run)
     try:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(sentence)
     for name in deployment.FILES:
         print(target / name)
-    return 0
+    return EXIT_NO_ANSWER if answer.verdict == "not_meeting_limits" else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,7 +29,7 @@ from bench.experiment import Experiment
 from bench.launch.gpus import Gpus
 from bench.launch.interrupts import InterruptedByOperatorError, run_interruptible
 from bench.launch.server import kill_live_servers
-from bench.load.measurement import Interval, Measurement
+from bench.load.measurement import Interval
 from bench.progress import figure
 from bench.records import RecordError, RunFolder, TrialRecord
 from bench.search import objective
@@ -171,7 +171,9 @@ def judge(case: Case, record: TrialRecord, file: str = "best.json") -> Verdict:
     if record.value is None or measurement is None or score is None:
         reasons = [f"the server ended as {outcome.kind} ({outcome.cause}) {outcome.line or outcome.detail}"]
     else:
-        fresh = _interval(measurement, stated.metric, record.value)
+        fresh = objective.interval(measurement, stated.metric) or Interval(
+            record.value, record.value, record.value, "no interval of its own"
+        )
         reasons = [
             f"{name} is {amount:.1%} over its limit of {stated.limits[name]:g}, which was kept when it was picked"
             for name, amount in score.excess
@@ -307,13 +309,6 @@ def _with_secrets(experiment: Experiment) -> Experiment:
     env = {**spec.env, **{name: os.environ[name] for name in missing}}
     given = {**spec.flags, **{name: os.environ[variable] for name, variable in flags.items()}}
     return replace(experiment, engine=replace(spec, env=env, flags=given))
-
-
-def _interval(measurement: Measurement, metric: str, value: float) -> Interval:
-    """The value of one launch with the interval of its own window, if it has one."""
-    if metric == "output_tok_per_s":
-        return measurement.output_tok_per_s
-    return dict(measurement.intervals).get(metric, Interval(value, value, value, "no interval of its own"))
 
 
 def _shown(value: Interval) -> str:

@@ -30,7 +30,7 @@ class Standing:
         values: of the objective, one per round that succeeded.
         value: their mean with its interval, or with one round the interval of that measurement.
         gain: relative to the baseline, larger is better whatever the metric; None for the baseline itself.
-        settings: how many flags and variables it sets beyond the baseline's.
+        settings: how many flags and variables of its server are not as the baseline's.
     """
 
     config: ServerConfig
@@ -43,6 +43,11 @@ class Standing:
     settings: int
     meets_limits: bool
     excess: tuple[tuple[str, float], ...]
+
+    @property
+    def violation(self) -> float:
+        """By how much the limit that is missed most is exceeded, relative to it; 0 where all are met."""
+        return max((amount for _, amount in self.excess if amount > 0), default=0.0)
 
 
 def choose(
@@ -137,6 +142,8 @@ def _deciding_turns(
         gain = rows[0].gain if rows else None
         if gain is None or gain.mean <= experiment.search.tie_relative or gain.low > 0:
             return
+        if any(row.violation != rows[0].violation for row in rows if row.baseline):
+            return  # one of them misses limits by more, which decides
         for record in chosen:
             if record.role in drift.BASELINES or record.config.key == rows[0].config.key:
                 yield number, record
@@ -155,6 +162,7 @@ def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequ
         for record in chosen
     }
     spread, freedom = _pooled([[item.value or 0.0 for item in group] for group in groups.values()])
+    defaults = _settings(chosen[0].config) if chosen else frozenset()
     baseline_values: list[float] = []
     rows: list[Standing] = []
     for record in chosen:
@@ -180,25 +188,28 @@ def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequ
                 values=tuple(values),
                 value=value,
                 gain=gain,
-                settings=len(record.candidate.values),
+                settings=len(_settings(record.config) - defaults),
                 meets_limits=all(amount <= 0 for _, amount in excess),
                 excess=excess,
             )
         )
     sign = -1 if objective.maximized(experiment.objective) else 1
-    return sorted(rows, key=lambda row: (not row.meets_limits, sign * row.value.mean))
+    return sorted(rows, key=lambda row: (not row.meets_limits, row.violation, sign * row.value.mean))
 
 
 def winner(experiment: Experiment, rows: Sequence[Standing]) -> tuple[Standing, tuple[Standing, ...]] | None:
     """The configuration to ship, and those that are tied with it.
 
     Of all that lie within ``search.tie_relative`` of the best the one with the fewest settings wins; where the gain of
-    the best over the baseline cannot be told from nothing, the baseline does.
+    the best over the baseline cannot be told from nothing, the baseline does. Where nothing meets the limits it is the
+    one that comes nearest to them.
     """
-    meeting = [row for row in rows if row.meets_limits] or list(rows)
-    if not meeting:
+    if not rows:
         return None
-    best = meeting[0]
+    best = rows[0]
+    if not best.meets_limits:
+        return best, ()
+    meeting = [row for row in rows if row.meets_limits]
     tied = [
         row
         for row in meeting
@@ -207,6 +218,11 @@ def winner(experiment: Experiment, rows: Sequence[Standing]) -> tuple[Standing, 
     ]
     first = min(tied, key=lambda row: (not row.baseline, row.settings, meeting.index(row)))
     return first, tuple(row for row in tied if row is not first)
+
+
+def _settings(config: ServerConfig) -> frozenset[tuple[str, str]]:
+    """Flags and variables as text, since lists of numbers are among them."""
+    return frozenset((name, str(value)) for name, value in (*config.flags, *config.env))
 
 
 def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -229,8 +245,8 @@ def _interval(
         return Interval(mean, mean - half, mean + half, f"t over {len(values)} launches, pooled, {freedom} df")
     for measurement in group[0].measurements:
         if measurement.concurrency == objective.level(experiment):
-            interval = measurement.output_tok_per_s
-            if experiment.objective.metric == "output_tok_per_s":
+            interval = objective.interval(measurement, experiment.objective.metric)
+            if interval is not None:
                 return Interval(interval.mean, interval.low, interval.high, f"one launch: {interval.method}")
     return Interval(mean, -math.inf, math.inf, "one launch, no interval")
 

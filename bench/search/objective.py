@@ -42,6 +42,13 @@ def metric(measurement: Measurement, name: str) -> float | None:
     return None
 
 
+def interval(measurement: Measurement, name: str) -> Interval | None:
+    """The 95 % interval of a metric within one window; None where it has none."""
+    if name == "output_tok_per_s":
+        return measurement.output_tok_per_s
+    return dict(measurement.intervals).get(name)
+
+
 def level(experiment: Experiment) -> int:
     """The load level that decides: the objective's own, else the busiest that is measured."""
     return experiment.objective.level or max(experiment.workload.levels)
@@ -62,7 +69,7 @@ def score(experiment: Experiment, measurements: Sequence[Measurement]) -> Score 
         if measurement.concurrency != deciding or not measurement.valid:
             continue
         value = metric(measurement, experiment.objective.metric)
-        if value is None:
+        if not value:  # of no metric zero is a reading: a rate of zero is a window in which nothing ended
             return None
         return Score(value, deciding, _excess(experiment.objective, measurement))
     return None
