@@ -120,6 +120,7 @@ class DecodeDemand:
         step_tokens: computed for each request (more than one where draft tokens are verified).
         depth: tokens that a step may yield beyond the first.
         graph_requests: running requests up to which a step is a captured graph.
+        prefix_cache: a prefix that was computed before is not computed again.
     """
 
     step_bytes: float
@@ -129,6 +130,7 @@ class DecodeDemand:
     step_tokens: int = 1
     depth: int = 0
     graph_requests: int = 0
+    prefix_cache: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ UNLIKELY, LAST = 0.25, 1e-3
 # Of that chance, where the forecast leaves less memory than to a launch that ran out of it. It is whole again with as
 # much more as a host takes that no forecast sees (the simulator's hosts: up to 1 GiB; of real ones an assumption).
 PAST_EDGE, UNSEEN_BYTES = 0.05, float(1 << 30)
-REGIME_GAP = 6.0  # how much more than one parameter it says about success, whether a server is filled to its limit
 
 
 @dataclass
@@ -259,12 +258,9 @@ class Pool:
         if not tried:
             return prior
         seen = self._columns.encode([entry for _, entry in tried])
-        seen_gaps, gaps = distances(seen, seen), distances(new, seen)
-        seen_gaps[-1] *= REGIME_GAP  # the last feature
-        gaps[-1] *= REGIME_GAP
         chance = success_chance(
-            seen_gaps,
-            gaps,
+            distances(seen, seen),
+            distances(new, seen),
             np.array([float(record.outcome.started) for record, _ in tried]),
             np.array([_chance(entry, advise) for _, entry in tried]),
             prior,

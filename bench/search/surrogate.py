@@ -28,6 +28,8 @@ JOINT_FLAG_SHARE = 0.2  # of a flag's distance in that sum
 JITTER = 1e-8
 SUCCESS_LENGTH = 2.0
 SUCCESS_NOISE = 0.2
+REGIME_GAP = 6.0  # how much more than another feature the regime says about success
+REGIME_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,20 @@ def success_chance(seen_gaps: Array, gaps: Array, succeeded: Array, prior_seen: 
     """Chance that a launch succeeds, by regression on 0 and 1 around a prior.
 
     Args:
-        seen_gaps, gaps: distances among the launched ones, and of the others to them, by feature.
+        seen_gaps, gaps: distances among the launched ones, and of the others to them, by feature, the regime last.
         succeeded: 1 where a launched one did, else 0.
     """
-    matrix = np.exp(-seen_gaps.sum(axis=0) / SUCCESS_LENGTH) + np.eye(len(succeeded)) * SUCCESS_NOISE**2
+    matrix = _alike_in_success(seen_gaps) + np.eye(len(succeeded)) * SUCCESS_NOISE**2
     told = linalg.solve(matrix, succeeded - prior_seen, assume_a="pos")
-    chance: Array = np.clip(prior + np.exp(-gaps.sum(axis=0) / SUCCESS_LENGTH) @ told, 0.01, 1.0)
+    chance: Array = np.clip(prior + _alike_in_success(gaps) @ told, 0.01, 1.0)
     return chance
+
+
+def _alike_in_success(gaps: Array) -> Array:
+    """What fails in one regime may fail in all of it, whatever the other flags: so much is shared."""
+    regime = np.exp(-REGIME_GAP * gaps[-1] / SUCCESS_LENGTH)
+    alike: Array = regime * (REGIME_SHARE + (1 - REGIME_SHARE) * np.exp(-gaps[:-1].sum(axis=0) / SUCCESS_LENGTH))
+    return alike
 
 
 def expected_improvement(posterior: Posterior, best: float) -> Array:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.engines.protocol import DecodeDemand, Forecast
+from bench.engines.protocol import Calibration, Candidate, DecodeDemand, Forecast
 from bench.experiment import HardwareSpec, PromptSpec, WorkloadSpec
 from bench.search.roofline import ACCEPTED, accepted_share, roofline
+from benchmarks import search as benchmark
 from tests import build
 
 CARD = HardwareSpec("card", 80e9, 1e12, 1e15, 2e15, "sm90")
@@ -42,3 +43,16 @@ def test_a_measured_acceptance_length_takes_the_place_of_the_assumption():
     measured = replace(record.measurements[0], acceptance_length=1.75)
     seen = replace(record, forecast=forecast(replace(DENSE, step_tokens=3, depth=2)), measurements=(measured,))
     assert accepted_share([seen]) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_shared_prefix_saves_prefill_only_where_the_cache_can_find_it_again():
+    experiment, engine = benchmark.load(["+experiment=mtp_rtx_pro_6000", "workload=chat", "workload.levels=[32]"])
+
+    def tok_per_s(**flags):
+        server = engine.canonical(Candidate({"mem_fraction_static": 0.9, "max_running_requests": 8, **flags}))
+        forecast = engine.forecast(server, Calibration())
+        return roofline(forecast, experiment.hardware, experiment.workload, 32).tok_per_s
+
+    kept = tok_per_s(mamba_radix_cache_strategy="extra_buffer")
+    assert kept > 1.02 * tok_per_s(disable_radix_cache=True)
+    assert kept > 1.02 * tok_per_s(mamba_radix_cache_strategy="no_buffer", disable_overlap_schedule=True)

@@ -61,22 +61,35 @@ def test_a_few_launches_find_what_a_sample_of_the_space_has_to_offer(small, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    ("words", "most"),
     [
         # its edge is a server that starts with an empty state cache and serves nothing
-        pytest.param(["+experiment=mtp_rtx_pro_6000", "engine.version=0.5.12", "workload.levels=[1]"], id="hangs"),
+        pytest.param(["+experiment=mtp_rtx_pro_6000", "engine.version=0.5.12", "workload.levels=[1]"], 2, id="hangs"),
+        # every server that speculates crashes as soon as its batch is full, whatever else it sets
+        pytest.param(
+            [
+                "+experiment=mtp_h200",
+                "engine=simulator",
+                "engine.flags={}",
+                "engine.simulated_acceptance=null",
+                "workload.levels=[128]",
+            ],
+            8,
+            id="crashes when it is full",
+        ),
         # its fastest servers lie where a host that takes more than was forecast runs out of memory
         pytest.param(
             ["+experiment=baseline_no_spec", "hardware=rtx_4090", "workload.levels=[32]", "engine.version=0.5.10"],
+            2,
             id="runs out of memory",
         ),
     ],
 )
-def test_launches_are_not_spent_beyond_an_edge_that_one_has_shown(words, tmp_path):
+def test_launches_are_not_spent_beyond_an_edge_that_some_have_shown(words, most, tmp_path):
     experiment, engine = benchmark.load(words)
     study = searched(experiment, engine, benchmark.hosts(engine, 1)[0], tmp_path, 28)
     failed = [record for record in study.records if record.launched and not record.outcome.started]
-    assert len(failed) <= 2
+    assert len(failed) <= most
 
 
 def test_the_same_seed_makes_the_same_search(small, tmp_path):

@@ -99,6 +99,7 @@ def decode_demand(plan: Plan, shape: ModelShape) -> DecodeDemand:
         step_tokens=tokens,
         depth=depth,
         graph_requests=max(graphs, default=0),
+        prefix_cache=settings.finds_prefixes(hybrid=bool(shape.linear_layers)),
     )
 
 

@@ -96,6 +96,11 @@ class Settings:
     schedule_conservativeness: float
     attention_backend: str
 
+    def finds_prefixes(self, *, hybrid: bool) -> bool:
+        """Whether a prefix that was computed for another request is not computed again. Without a buffer for it, the
+        state of linear attention is not kept where prefixes part."""
+        return self.radix_cache and not (hybrid and self.strategy == "no_buffer")
+
     @property
     def speculative(self) -> bool:
         return self.algorithm is not None

@@ -300,7 +300,7 @@ class Scheduler:
 
 def block_tokens(settings: Settings, *, hybrid: bool) -> int:
     """Tokens of the pieces in which a prefix is found again, 0 where none is."""
-    if not settings.radix_cache or (hybrid and settings.strategy == "no_buffer"):
+    if not settings.finds_prefixes(hybrid=hybrid):
         return 0
     return HYBRID_BLOCK_TOKENS if hybrid else BLOCK_TOKENS
 
