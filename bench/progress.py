@@ -27,6 +27,8 @@ COLOURS = {
     OutcomeKind.INFRASTRUCTURE: "magenta",
 }
 
+DEFAULTS = "engine's defaults"
+
 
 class Progress:
     """Follows a sweep. ``budget`` is in launches; ``clock`` gives seconds."""
@@ -137,10 +139,8 @@ class Progress:
 
 
 def settings(candidate: Candidate) -> str:
-    """A candidate in one line; the engine's defaults have a name of their own."""
-    if not candidate.values:
-        return "engine's defaults"
-    return " ".join(f"{name}={value}" for name, value in candidate.values.items())
+    """A candidate in one line, without the flags that are off; the engine's defaults have a name of their own."""
+    return " ".join(f"{name}={value}" for name, value in candidate.values.items() if value is not False) or DEFAULTS
 
 
 def figure(value: float) -> str:

@@ -197,12 +197,17 @@ def standings(experiment: Experiment, chosen: Sequence[TrialRecord], again: Sequ
     return sorted(rows, key=lambda row: (not row.meets_limits, row.violation, sign * row.value.mean))
 
 
-def winner(experiment: Experiment, rows: Sequence[Standing]) -> tuple[Standing, tuple[Standing, ...]] | None:
+def winner(
+    experiment: Experiment, rows: Sequence[Standing], *, noise_counts: bool = True
+) -> tuple[Standing, tuple[Standing, ...]] | None:
     """The configuration to ship, and those that are tied with it.
 
     Of all that lie within ``search.tie_relative`` of the best the one with the fewest settings wins; where the gain of
     the best over the baseline cannot be told from nothing, the baseline does. Where nothing meets the limits it is the
     one that comes nearest to them.
+
+    Args:
+        noise_counts: whether the baseline wins for want of evidence.
     """
     if not rows:
         return None
@@ -214,7 +219,7 @@ def winner(experiment: Experiment, rows: Sequence[Standing]) -> tuple[Standing, 
         row
         for row in meeting
         if abs(row.value.mean / best.value.mean - 1) <= experiment.search.tie_relative
-        or (row.baseline and best.gain is not None and best.gain.low <= 0)
+        or (noise_counts and row.baseline and best.gain is not None and best.gain.low <= 0)
     ]
     first = min(tied, key=lambda row: (not row.baseline, row.settings, meeting.index(row)))
     return first, tuple(row for row in tied if row is not first)

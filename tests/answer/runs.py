@@ -86,6 +86,21 @@ def as_fast_as_the_baseline(path: Path, relative: float) -> None:
     _write(file, changed)
 
 
+def noisy(path: Path, relative: float) -> None:
+    """Let launches of one finalist differ by this much."""
+    file = RunFolder(path).finalists
+    changed = []
+    for item in records.read(file):
+        speeds = FAST if item.candidate.values else BASELINE
+        measured = [
+            measurement(speed * (1 + relative * (item.round - 1.5)), concurrency=level, ttft_p95_s=ttft)
+            for level, (speed, ttft) in speeds.items()
+        ]
+        changed.append(replace(item, measurements=tuple(measured)))
+    file.unlink()
+    _write(file, changed)
+
+
 def _write(path: Path, lines: Sequence[TrialRecord]) -> None:
     for line in lines:
         records.append(path, line)

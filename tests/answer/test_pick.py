@@ -7,7 +7,7 @@ import pytest
 
 from bench import deployment
 from bench.pick import main
-from tests.answer.runs import as_fast_as_the_baseline
+from tests.answer.runs import as_fast_as_the_baseline, noisy
 
 
 def picked(folder: Path) -> dict[str, object]:
@@ -50,7 +50,41 @@ def test_the_simplest_within_a_few_percent_is_taken(run: Path, capsys: pytest.Ca
     assert picked(run)["trial"] == 1
     assert main([str(run), "--simplest-within", "5"]) == 0
     assert picked(run / "picked" / "within-5")["trial"] == 0
-    assert "1 other finalist(s) cannot be told from it or lie within 5.0% of the best" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Trial 1 (mem_fraction_static=0.8 mamba_ssm_dtype=bfloat16) is better, by +4.0%" in said
+    assert "the baseline was taken because it lies within 5.0% of it" in said
+    assert "No difference" not in said
+
+
+def test_the_baseline_alone_measured_again_is_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "finalists.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text(lines[0])  # killed after the first launch of the first round
+    assert main([str(run)]) == 3
+    assert "no best configuration yet" in capsys.readouterr().err
+    file.write_text("".join(lines[:3]))
+    assert main([str(run)]) == 0
+    assert "Not all launches of the finalists have been made" in capsys.readouterr().out
+    file.write_text("".join(lines))
+    assert main([str(run)]) == 0
+    assert "Not all launches" not in capsys.readouterr().out
+
+
+def test_what_was_measured_once_is_named_rather_than_a_baseline_that_is_far_slower(run: Path) -> None:
+    # The two baselines differ by a tenth: with one degree of freedom that is an interval of hundreds of percent.
+    noisy(run, 0.1)
+    assert main([str(run), "--limit", "ttft_s.p95<0.5"]) == 0
+    found = picked(run / "picked" / "ttft_s.p95-0.5")
+    assert (found["trial"], found["verdict"]) == (2, "not_measured_again")
+
+
+def test_limits_that_are_kept_are_said_and_nothing_is_picked_where_none_is(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--limit", "ttft_s.p95<0.5"]) == 0
+    assert "It keeps the limits: ttft_s.p95 0.2 (limit 0.5)" in capsys.readouterr().out
+    assert main([str(run), "--limit", "ttft_s.p95<0.01"]) == 3
+    assert "No configuration meets the limits; the nearest one has ttft_s.p95 0.2" in capsys.readouterr().out
 
 
 def test_a_run_is_picked_from_where_its_engine_is_not_installed(h200: Path) -> None:
