@@ -13,10 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import config, engines
-from bench.engines.protocol import Calibration, Candidate, Engine, Forecast, RefusedError, ServerConfig, Value
+from bench.engines.protocol import (
+    Calibration,
+    Candidate,
+    Engine,
+    EngineError,
+    Forecast,
+    RefusedError,
+    ServerConfig,
+    Value,
+)
 from bench.experiment import Experiment, Parameter
 from bench.launch.gpus import Gpus
 from bench.launch.ports import reserve
+from bench.load.prompts import PromptSet
+from bench.search import objective
 from bench.search.space import Space
 from bench.words import listed
 
@@ -77,6 +88,8 @@ def report(experiment: Experiment, engine: Engine) -> Iterator[str]:
     yield ""
     yield from _surroundings(experiment, engine)
     yield ""
+    yield from _question(experiment)
+    yield ""
     yield from _described_space(experiment, space)
     yield from (f"  renamed: {text}" for text in _renames(experiment, engine))
     yield ""
@@ -96,6 +109,9 @@ def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
         yield f"          NO SUCH FOLDER: {path}; a sweep needs model.path=FOLDER, or the name of a model on the hub"
     if experiment.engine.flags:
         yield f"flags     of every launch: {_settings(experiment.engine.flags)}"
+        searched = {parameter.name for parameter in experiment.space.parameters}
+        if both := sorted(searched & set(experiment.engine.flags)):
+            yield f"          {listed(both)} also searched: the value here holds where the space sets none"
     yield f"model     {experiment.model.name}: {experiment.model.path}"
     hardware = experiment.hardware
     with Gpus(experiment.engine.visible_gpus(os.environ)) as gpus:
@@ -110,9 +126,33 @@ def _surroundings(experiment: Experiment, engine: Engine) -> Iterator[str]:
             )
     else:
         yield f"GPU       none seen here ({why_none}); the forecast is for the hardware as described"
+    try:
+        engines.see_that_the_shell_is_neutral(experiment, os.environ)
+    except EngineError as error:
+        yield f"shell     NOT NEUTRAL, and a sweep refuses it: {error}"
     with reserve() as port:
         yield f"port      {port.port} is free on the loopback address, as any launch needs one"
     yield from _disk(experiment)
+
+
+def _question(experiment: Experiment) -> Iterator[str]:
+    """What is asked: of which load, and what counts as best."""
+    goal, workload, prompts = experiment.objective, experiment.workload, experiment.workload.prompts
+    wanted = "largest" if objective.maximized(goal) else "smallest"
+    yield f"best      {wanted} {goal.metric} at {objective.level(experiment)} concurrent requests"
+    limits = listed(f"{name} <= {limit:g} s" for name, limit in goal.limits.items())
+    yield f"limits    {limits or 'none'}"
+    source = f"{prompts.kind} from {prompts.path}" if prompts.path else f"{prompts.kind}, {prompts.input_tokens} tokens"
+    count = PromptSet(workload, seed=workload.seed).size
+    source += f", {count} of them" if count else ""
+    source += f", {prompts.shared_prefix_share:.0%} of each a shared prefix" if prompts.shared_prefix_share else ""
+    yield f"load      {workload.name}: {listed(workload.levels)} concurrent requests; prompts: {source}"
+    spread = f" +- {workload.output_tokens_spread:.0%}" if workload.output_tokens_spread else ""
+    end = "whatever the model says" if workload.ignore_eos else "at most"
+    yield f"answers   {workload.output_tokens} tokens{spread}, {end}; temperature {workload.temperature:g}"
+    price = experiment.hardware.price_per_hour
+    if price is not None:
+        yield f"price     {price:g} {experiment.hardware.currency} per GPU and hour"
 
 
 def _disk(experiment: Experiment) -> Iterator[str]:

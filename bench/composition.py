@@ -74,7 +74,7 @@ def composed(folders: Mapping[Path, str], lines: Sequence[str]) -> Composition:
         with initialize_config_dir(version_base="1.3", config_dir=str(main)):
             plain = OmegaConf.to_container(compose("config", texts), resolve=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError([_explained(error, folders)]) from error
+        raise ConfigError([*_misplaced(overrides, folders), _explained(error, folders)]) from error
     typed = tuple((override.key_or_group, override.input_line or "") for override in overrides)
     sources = Sources(typed, lambda: _layers(texts, folders))
     chosen = next((_names(item)[0] for item in overrides if item.key_or_group == "experiment"), None)
@@ -148,6 +148,18 @@ def _lenient(override: Override, folders: Mapping[Path, str]) -> str:
     if is_group and not isinstance(override.value(), dict):
         return bare
     return "++" + bare
+
+
+def _misplaced(overrides: Sequence[Override], folders: Mapping[Path, str]) -> list[str]:
+    """Experiment files without the line that puts their keys where they belong, which is why a group is missing."""
+    found = files(tuple(folders), "experiment")
+    chosen = [name for item in overrides if item.key_or_group == "experiment" for name in _names(item)]
+    return [
+        f"{found[name]} has no line '# @package _global_' before its first key, so all in it is taken for keys of "
+        "'experiment'"
+        for name in chosen
+        if not re.search(r"^# @package _global_\s*$", found[name].read_text(), re.MULTILINE)
+    ]
 
 
 def _quoted(text: str) -> str:

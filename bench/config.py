@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from bench.composition import GROUPS, Composition, ConfigError, Sources, composed, files
 from bench.experiment import Experiment
 from bench.schema import Reader
-from bench.words import listed
+from bench.words import Parser, listed
 
 __all__ = ["ConfigError", "conf_dir", "load", "load_run"]
 
@@ -77,7 +77,7 @@ def conf_dir() -> Path:
 
 
 def _command_line(arguments: Sequence[str], command: str) -> tuple[Mapping[Path, str], argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog=f"python -m {command}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"python -m {command}", add_help=False)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--config-dir", type=Path, help="a folder of your own, with groups like those in conf/")
     parser.add_argument("--cfg", action="store_true", help="print the resolved configuration and exit")

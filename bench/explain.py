@@ -6,7 +6,6 @@ docker logs sglang 2>&1 | python -m bench.explain - --json
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import json
 import re
@@ -17,6 +16,7 @@ from bench.engines import vllm_faults
 from bench.engines.sglang import faults as sglang_faults
 from bench.faults import LogReader, Rules
 from bench.outcome import Cause, Fault, FlagAdvice
+from bench.words import Parser
 
 _TITLES = {
     Cause.OOM_GPU_WEIGHTS: "GPU memory ran out while weights were loaded",
@@ -108,7 +108,7 @@ def decoded(content: bytes) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 when the log could be read, whatever it says, else 2."""
-    parser = argparse.ArgumentParser(prog="python -m bench.explain", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(prog="python -m bench.explain", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("log", help="file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of words")
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from bench import best, config, deployment, records
 from bench.experiment import Experiment
 from bench.records import RecordError, RunFolder, TrialRecord
 from bench.search import objective
+from bench.words import Parser
 
 EXIT_NO_ANSWER = 3
 _LIMIT = re.compile(r"(?P<metric>[a-z_]+(\.[a-z0-9]+)?)<=?(?P<value>[0-9.e-]+)")
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.pick", description=__doc__)
+    parser = Parser(prog="python -m bench.pick", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, results/<experiment>/<run>")
     parser.add_argument("--level", type=int, help="best at this load level instead, one of workload.levels")
     parser.add_argument(

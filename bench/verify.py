@@ -7,7 +7,6 @@ were several). The number holds when the two meet, and every limit that was kept
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import os
@@ -36,6 +35,7 @@ from bench.search import objective
 from bench.search.study import Proposal
 from bench.secrets import REDACTED, redact_argv, redact_env, secret_values
 from bench.trial import Host, run_trial
+from bench.words import Parser
 
 # Together wider than this, the intervals would meet for a number that is wrong by a third.
 WEAK_RELATIVE = 1 / 3
@@ -88,7 +88,7 @@ class Verdict:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify; 0 where the number holds, 1 where it does not, 2 where the file is refused or nothing was measured."""
-    parser = argparse.ArgumentParser(prog="python -m bench.verify", description="Measure what a file says again.")
+    parser = Parser(prog="python -m bench.verify", description="Measure what a file says again.")
     parser.add_argument("file", type=Path, metavar="FILE", help="launch.sh, best.yaml or best.json of a run")
     parser.add_argument("--run", type=Path, help="folder of the run, where the file is no longer in it")
     options = parser.parse_args(arguments)

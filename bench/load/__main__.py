@@ -27,8 +27,10 @@ from bench.load.driver import Job
 from bench.load.level import LevelResult, Progress, measure_pattern
 from bench.load.patterns import BATCH, CLOSED, RATED, TRACE, Pattern
 from bench.load.target import ROUTES, Target
+from bench.words import Parser
 
 THRESHOLD_MISSED = 99
+_MIN_WINDOW_S = 10.0
 _GENERATED = re.compile(r"^\w+:generation_tokens_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _PROGRESS_EVERY_S = 0.5
 _SERVER_INFO_S = 5.0  # SGLang answers in milliseconds; a server that does not is measured all the same
@@ -75,7 +77,7 @@ def _run(work: Coroutine[Any, Any, tuple[Job, LevelResult, bool]]) -> tuple[Job,
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bench.load",
         usage="python -m bench.load --url URL [--concurrency N | --rate R | --requests N | --trace FILE] [options]",
         description="Measure a running server: SGLang, or any other with the OpenAI routes.",
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.0)
     window = parser.add_argument_group("window")
     add = window.add_argument
-    add("--min-window", type=float, default=10.0, metavar="SECONDS")
+    add("--min-window", type=float, metavar="SECONDS", help="default: 10, or --max-window if that is less")
     add("--max-window", type=float, default=60.0, metavar="SECONDS")
     add("--max-warmup", type=float, default=120.0, metavar="SECONDS")
     add("--precision", type=float, default=0.01, help="stop once tok/s is known to this relative half-width")
@@ -131,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(options: argparse.Namespace) -> Job:
+    if options.min_window is None:
+        options.min_window = min(_MIN_WINDOW_S, options.max_window)
+    if options.min_window > options.max_window:
+        raise ValueError(f"--min-window {options.min_window:g} is longer than --max-window {options.max_window:g}")
     if options.processes < 1:
         raise ValueError(f"--processes {options.processes}: expected 1 or more")
     for name in ("input_tokens", "output_tokens", "min_window", "max_window", "max_warmup", "precision", "time_scale"):
@@ -167,7 +173,7 @@ def _job(options: argparse.Namespace) -> Job:
         chat=options.route == "chat",
         seed=options.seed,
         min_window_s=options.min_window,
-        max_window_s=max(options.max_window, options.min_window),
+        max_window_s=options.max_window,
         max_warmup_s=options.max_warmup,
         target_relative_half_width=options.precision,
     )
@@ -202,7 +208,8 @@ def _pattern(options: argparse.Namespace) -> Pattern:
 
 async def _measure(job: Job, options: argparse.Namespace) -> tuple[Job, LevelResult, bool]:
     """What was done, what came of it, and whether the server was a simulator."""
-    async with aiohttp.ClientSession(options.url, headers=dict(job.target.headers)) as session:
+    base = job.target.base_url.rstrip("/").removesuffix("/v1") + "/"
+    async with aiohttp.ClientSession(base, headers=dict(job.target.headers)) as session:
         target = job.target
         if target.route != "generate" and target.model is None:
             target = Target(target.base_url, target.route, await _model(session), target.headers)
@@ -227,7 +234,7 @@ async def _measure(job: Job, options: argparse.Namespace) -> tuple[Job, LevelRes
 
 async def _model(session: aiohttp.ClientSession) -> str | None:
     try:
-        async with session.get("/v1/models") as response:
+        async with session.get("v1/models") as response:
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, TypeError, ValueError):
         return None  # the first request will say what is wrong
@@ -236,7 +243,7 @@ async def _model(session: aiohttp.ClientSession) -> str | None:
 async def _is_simulated(session: aiohttp.ClientSession) -> bool:
     """Whether the server says that it is a simulator, as this project's does; False where it says nothing."""
     try:
-        async with session.get("/server_info", timeout=aiohttp.ClientTimeout(total=_SERVER_INFO_S)) as response:
+        async with session.get("server_info", timeout=aiohttp.ClientTimeout(total=_SERVER_INFO_S)) as response:
             info = await response.json() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return False
@@ -245,7 +252,7 @@ async def _is_simulated(session: aiohttp.ClientSession) -> bool:
 
 async def _counters(session: aiohttp.ClientSession) -> ServerCounters:
     """Generated tokens of all workers, as SGLang and vLLM both name them; nothing where there is no such page."""
-    async with session.get("/metrics") as response:
+    async with session.get("metrics") as response:
         found = _GENERATED.findall(await response.text()) if response.status == 200 else []
     return ServerCounters(generated_tokens=sum(map(float, found)) if found else None)
 

@@ -89,7 +89,11 @@ def doubts(seen: Evidence, got: Measurement) -> list[str]:
         )
     size, used = job.prompts().size, len(seen.streams)
     if size is not None and used > size:
-        found.append(f"the {size} prompts were used more than once, so a prefix cache answered part of them")
+        cached = got.cached_tokens / got.prompt_tokens if got.prompt_tokens else 0.0
+        found.append(
+            f"the {size} prompts were used more than once, so a prefix cache answered part of them ({cached:.0%} of "
+            "the prompt tokens); configurations that cache more have less to do"
+        )
     finished = seen.ok
     wrong = sum(s.miscounted(ignore_eos=job.workload.ignore_eos) for s in finished)
     if wrong:
@@ -142,7 +146,8 @@ def _client_doubts(seen: Evidence, got: Measurement) -> list[str]:
         lag_s = float(np.quantile([s.sent_ns - s.scheduled_ns for s in sent], 0.99)) * seen.seconds
         if lag_s > SEND_LAG_SHARE * got.ttft_s.p50:
             found.append(
-                f"requests were sent up to {lag_s * 1e3:.2g} ms after they were due (p99); ttft_scheduled_s holds it"
+                f"requests were sent up to {lag_s * 1e3:.2g} ms after they were due (p99); ttft_sched_s, which starts "
+                "when they were due, holds it"
             )
     return found
 

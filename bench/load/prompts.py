@@ -16,6 +16,7 @@ import orjson
 from bench.experiment import PromptSpec, WorkloadSpec
 from bench.load.traces import Arrival
 
+JSONL_KEYS = ("prompt", "text", "messages", "input_ids")
 KINDS = ("text", "random_ids", "jsonl", "sharegpt", "shared_prefix")
 CHARACTERS_PER_TOKEN = 4.0  # usual for English text and code; the server's own prompt_tokens is what is recorded
 BLOCK_TOKENS = 512  # of Mooncake's hash_ids
@@ -175,19 +176,29 @@ def _records(spec: PromptSpec) -> tuple[Prompt, ...]:
         if spec.kind == "sharegpt":
             found = [_sharegpt(record) for record in orjson.loads(content)]
         else:
-            found = [_jsonl(orjson.loads(line)) for line in content.split(b"\n") if line.strip()]
+            lines = list(enumerate(content.split(b"\n"), 1))
+            found = [_jsonl(line, f"{spec.path}, line {number}") for number, line in lines if line.strip()]
     except OSError as error:
         raise ValueError(f"prompts in {spec.path}: {error.strerror}") from None
     except (orjson.JSONDecodeError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"prompts in {spec.path}: not {spec.kind} ({error!r})") from None
     records = [record for record in found if record is not None]
     if not records:
-        raise ValueError(f"prompts in {spec.path}: none found")
+        raise ValueError(f"prompts in {spec.path}: there is none in it")
     return tuple(records)
 
 
-def _jsonl(record: Mapping[str, Any]) -> Prompt | None:
+def _jsonl(line: bytes, place: str) -> Prompt | None:
     """``prompt`` or ``text``, ``messages``, or ``input_ids``; ``output_tokens`` or ``max_tokens`` if it is there."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"prompts in {place}: not JSON ({error.msg})") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"prompts in {place}: expected an object, seen {type(record).__name__}")
+    if not any(name in record for name in JSONL_KEYS):
+        seen = ", ".join(record) or "nothing"
+        raise ValueError(f"prompts in {place}: expected one of {', '.join(JSONL_KEYS)}; seen {seen}")
     text = record.get("prompt") or record.get("text")
     limit = int(record.get("output_tokens") or record.get("max_tokens") or 0)
     prompt = Prompt(limit, text, record.get("input_ids"), record.get("messages"))

@@ -109,6 +109,9 @@ def parse_slo(text: str) -> Threshold:
     """
     name, sign, limit = text.partition("<")
     if name.strip() not in SLOS or not sign:
-        raise ValueError(f"objective {text!r}: expected e.g. ttft<500ms, tpot<50ms or e2e<10s")
+        hint = closest(name.strip(), SLOS)
+        raise ValueError(
+            f"slo {text!r}: expected one of {', '.join(SLOS)} below a time, e.g. ttft<500ms or e2e<10s{hint}"
+        )
     found = parse(f"max({name.strip()})<{limit}")
     return Threshold(text, found.name, None, "<", found.limit)

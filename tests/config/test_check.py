@@ -44,6 +44,26 @@ def test_what_is_ruled_out_is_grouped_by_reason(capsys: pytest.CaptureFixture[st
     assert " x --mamba-scheduler-strategy no_buffer with speculative decoding is refused" in refused
 
 
+def test_the_question_that_is_put_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines(
+        capsys, "+experiment=quickstart", "objective.limits={ttft_s.p95: 0.5}", "workload=chat", "workload.levels=[16]"
+    )
+    assert "best      largest output_tok_per_s at 16 concurrent requests" in said
+    assert "limits    ttft_s.p95 <= 0.5 s" in said
+    assert any(line.startswith("load      chat: ") and "50% of each a shared prefix" in line for line in said)
+    latency = lines(capsys, "+experiment=quickstart", "objective=latency", "objective.level=8")
+    assert "best      smallest tpot_s.p50 at 8 concurrent requests" in latency
+
+
+def test_what_a_sweep_would_refuse_or_mix_up_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    said = lines(capsys, "+experiment=quickstart", "+engine.flags.mem_fraction_static=0.9")
+    assert any("NOT NEUTRAL" in line and "SGLANG_SIMULATE_ACC_LEN" in line for line in said)
+    assert any("mem_fraction_static also searched" in line for line in said)
+
+
 def test_a_wrong_configuration_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.check", "+experiment=mtp_b20"],

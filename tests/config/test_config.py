@@ -98,6 +98,13 @@ def test_unknown_experiment_lists_those_there_are() -> None:
     assert "quickstart" in text
 
 
+def test_an_experiment_whose_keys_are_in_the_wrong_place_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("defaults:\n  - override /engine: simulator\nname: mine\n")
+    with pytest.raises(config.ConfigError, match="has no line '# @package _global_'"):
+        config.load(["--config-dir", str(tmp_path), "+experiment=mine"], command="bench.check")
+
+
 def test_no_experiment_lists_those_there_are() -> None:
     assert "give +experiment=NAME; there are: baseline_no_spec" in only(problems())
 

@@ -109,7 +109,9 @@ def test_a_server_that_is_not_there_is_a_failed_level(capsys: pytest.CaptureFixt
         (["--concurrency", "2", "--threshold", "p42(ttft)<1s"], "no statistic"),
         (["--concurrency", "2", "--threshold", "ttft<1s"], "needs a statistic"),
         (["--concurrency", "2", "--threshold", "p95(ttft)<1"], "needs a unit"),
-        (["--concurrency", "2", "--slo", "itl<1s"], "expected e.g. ttft"),
+        (["--concurrency", "2", "--slo", "itl<1s"], "expected one of ttft, tpot, e2e below a time"),
+        (["--concurency", "2"], "unrecognized arguments: --concurency 2; closest: --concurrency"),
+        (["--concurrency", "2", "--min-window", "9", "--max-window", "5"], "--min-window 9 is longer than --max"),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

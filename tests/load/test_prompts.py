@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,24 @@ def test_what_cannot_be_read_says_why(spec: PromptSpec, said: str) -> None:
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match="none found"):
+    path.write_text('\n{"text": ""}\n')
+    with pytest.raises(ValueError, match="there is none in it"):
         prompts(PromptSpec("jsonl", path=str(path)))
-    path.write_text("[1")
-    with pytest.raises(ValueError, match="not jsonl"):
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": "why?", "id": 3}', "expected one of prompt, text, messages, input_ids; seen question, id"),
+        ("{}", "expected one of prompt, text, messages, input_ids; seen nothing"),
+        ("[1]", "expected an object, seen list"),
+        ('{"text": ', "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_with_its_number(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f'{{"text": "Hello."}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: {said}")):
         prompts(PromptSpec("jsonl", path=str(path)))
 
 
