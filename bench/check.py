@@ -145,7 +145,7 @@ def _question(experiment: Experiment) -> Iterator[str]:
     source = f"{prompts.kind} from {prompts.path}" if prompts.path else f"{prompts.kind}, {prompts.input_tokens} tokens"
     count = PromptSet(workload, seed=workload.seed).size
     source += f", {count} of them" if count else ""
-    source += f", {prompts.shared_prefix_share:.0%} of each a shared prefix" if prompts.shared_prefix_share else ""
+    source += f", {prompts.shared_share:.0%} of each a shared prefix" if prompts.shared_share else ""
     yield f"load      {workload.name}: {listed(workload.levels)} concurrent requests; prompts: {source}"
     spread = f" +- {workload.output_tokens_spread:.0%}" if workload.output_tokens_spread else ""
     end = "whatever the model says" if workload.ignore_eos else "at most"

@@ -92,6 +92,11 @@ class PromptSpec:
     shared_prefix_share: float = 0.0
     vocabulary_size: int | None = None
 
+    @property
+    def shared_share(self) -> float:
+        """Share of each prompt that all have in common."""
+        return self.shared_prefix_share if self.kind == "shared_prefix" else 0.0
+
 
 @dataclass(frozen=True)
 class WorkloadSpec:

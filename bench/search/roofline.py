@@ -68,7 +68,7 @@ def roofline(
     branches = _branches(demand)
     chance = 1 - (1 - accepted) * BRANCH_MISS ** (branches - 1)
     yielded = sum(chance**depth for depth in range(demand.depth + 1))
-    cached = prompt * workload.prompts.shared_prefix_share if demand.prefix_cache else 0.0
+    cached = prompt * workload.prompts.shared_share if demand.prefix_cache else 0.0
     prefill_s = (prompt - cached) * demand.token_flops / flops
     request_s = output / yielded * step_s + running * prefill_s  # others' prefills hold it up
     captured = running <= demand.graph_requests

@@ -95,7 +95,7 @@ def acceptance_of(model: ServerModel, workload: WorkloadSpec) -> Acceptance:
 def _cached(model: ServerModel, workload: WorkloadSpec) -> int:
     """Tokens of a prompt that the prefix cache has: of the shared part, whole blocks."""
     block = block_tokens(model.settings, hybrid=bool(model.shape.linear_layers))
-    shared = workload.prompts.input_tokens * workload.prompts.shared_prefix_share
+    shared = workload.prompts.input_tokens * workload.prompts.shared_share
     return int(shared // block * block) if block else 0
 
 
