@@ -76,10 +76,12 @@ def doubts(seen: Evidence, got: Measurement) -> list[str]:
         found.append(f"{got.requests_failed} requests failed (the first: {seen.first_error})")
     wanted = job.pattern.concurrency
     if job.pattern.kind == CLOSED and wanted and got.in_flight_mean < MIN_IN_FLIGHT_SHARE * wanted:
-        found.append(
-            f"{got.in_flight_mean:.1f} requests were in flight on average, not {wanted}; the server closes connections "
-            "or the client is late"
-        )
+        why = "the server closes connections or the client is late"
+        if job.scale != 1:
+            why = (
+                f"the server's clock runs {job.scale:g} times as fast as ours, so each moment of a busy host is as long"
+            )
+        found.append(f"{got.in_flight_mean:.1f} requests were in flight on average, not {wanted}; {why}")
     if got.e2e_s is None:
         found.append("no whole request fits the window, so there is no end-to-end latency; raise min_window_s")
     if any(not s.counted for s in seen.streams):
